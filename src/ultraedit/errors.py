@@ -1,0 +1,20 @@
+"""The two kinds of failure a caller must tell apart; everything else is a built-in exception."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """What was given cannot be used; nothing was changed."""
+
+
+class TurnError(RuntimeError):
+    """A turn failed and was taken back: model and method are as they were before it."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """Return the error for a name that does not exist, with the nearest match and the full list."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"There is no {kind} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,283 @@
+"""Load and save models, without surprises: no pickle, no silently missing weights, no network by accident."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ultraedit.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+    ".onnx",
+)
+_MAX_SHARD = "5GB"
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    device_map: Any = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load a causal language model and its tokenizer, if it has one, from a directory or hub id."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    _refuse_pickles(source)
+    with _quiet(), _sentences(f"The weights of {source} cannot be loaded"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(source),
+            config=config,
+            dtype=_torch_dtype(dtype),
+            device_map=device_map,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    _refuse_incomplete(source, info)
+    if device_map is None:
+        with _sentences(f"The model cannot be moved to the device {device!r}"):
+            model.to(device or _best_device())
+    return model.eval(), load_tokenizer(source, trust_remote_code=trust_remote_code)
+
+
+def load_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Read a model's configuration; a wrong name is refused at once, not after a minute of retries."""
+    from transformers import AutoConfig
+
+    _check_source(source)
+    with _quiet(), _sentences(f"The configuration of {source} cannot be read"):
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust_remote_code)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{source} is an encoder-decoder model; causal language models can be edited."
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(
+            f"{source} is quantised, and quantised weights cannot be edited. Edit the original in "
+            "bfloat16 or float32 and quantise the result."
+        )
+    return config
+
+
+def load_skeleton(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Build a model's structure from its configuration alone: every shape, no weight."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    with _quiet(), _sentences(f"{source} is not a causal language model"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def load_tokenizer(
+    source: str | Path, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """Load a tokenizer, or return None where there is none."""
+    from transformers import AutoTokenizer
+
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        return None
+    with _quiet(), _sentences(f"The tokenizer of {source} cannot be loaded"):
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
+
+
+def context_length(config: Any) -> int | None:
+    """Return the number of positions a model has, where its configuration says so."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write an ordinary model directory, with everything but weights that its source had beside them."""
+    with _quiet(), _lenient_generation_config(model):
+        model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
+    source = Path(model.config._name_or_path)
+    if source.is_dir():
+        for file in source.iterdir():
+            if _belongs_along(file) and not (folder / file.name).exists():
+                shutil.copyfile(file, folder / file.name)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """Write a tokenizer where its files were not copied already."""
+    if tokenizer is not None and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        tokenizer.save_pretrained(folder)
+
+
+def check_saved(model: PreTrainedModel, folder: Path) -> None:
+    """Load what was written with plain transformers and compare every weight, bit for bit."""
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            str(folder), use_safetensors=True, output_loading_info=True
+        )
+    _refuse_incomplete(folder, info)
+    written = dict(loaded.named_parameters())
+    for name, weight in model.named_parameters():
+        other = written.get(name)
+        if other is None or other.dtype != weight.dtype or not _same_bits(weight, other):
+            raise OSError(
+                f"{name} reads back differently from how it was written; the disk or its driver "
+                "cannot be trusted, and nothing was kept."
+            )
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[left.element_size()]
+    left, right = (tensor.detach().cpu().contiguous().view(integers) for tensor in (left, right))
+    return torch.equal(left, right)
+
+
+def _check_source(source: str | Path) -> None:
+    """Refuse a model that is not there; a hub id is looked up in the cache, then once on the hub."""
+    if Path(source).is_dir():
+        if not (Path(source) / "config.json").is_file():
+            raise InputError(
+                f"{source} has no config.json, so it is not a Hugging Face model directory."
+            )
+        return
+    if Path(source).exists():
+        raise InputError(f"{source} is a file; name the model's directory.")
+    if not _HUB_ID.fullmatch(str(source)):
+        raise InputError(f"There is no directory {source}.")
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(str(source), "config.json"), str):
+        return
+    try:
+        HfApi().model_info(str(source), timeout=5)
+    except Exception as error:  # noqa: BLE001 - the hub client raises many kinds; all mean the same here
+        raise InputError(
+            f"There is no directory {source}, and no model of that name could be found on the hub "
+            f"({_first_line(error)})."
+        ) from error
+
+
+def _refuse_pickles(source: str | Path) -> None:
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        found = next(
+            (file.name for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES), None
+        )
+        raise InputError(
+            f"{source} holds {found}, but weights are read from safetensors only; convert it first."
+            if found
+            else f"{source} holds no weights (*.safetensors)."
+        )
+
+
+def _refuse_incomplete(source: str | Path, info: dict[str, Any]) -> None:
+    for kind, what in (
+        ("missing_keys", "weights are missing and would be random"),
+        ("mismatched_keys", "weights have another shape than the configuration says"),
+        ("unexpected_keys", "weights in the files have no place in the model"),
+        ("error_msgs", "errors occurred while loading"),
+    ):
+        if found := sorted(map(str, info.get(kind) or ())):
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            raise InputError(f"{source}: {what}: {', '.join(found[:3])}{more}. It was not loaded.")
+
+
+def _torch_dtype(name: str | torch.dtype) -> str | torch.dtype:
+    if name == "auto" or isinstance(name, torch.dtype):
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(
+            f"dtype {name!r} is not known; use auto, float32, bfloat16, float16 or float64."
+        )
+    return dtype
+
+
+def _best_device() -> torch.device:
+    return torch.accelerator.current_accelerator() or torch.empty(0).device
+
+
+def _belongs_along(file: Path) -> bool:
+    index = file.name.endswith(".index.json")
+    return (
+        file.is_file()
+        and not file.name.startswith(".")
+        and not index
+        and file.suffix not in _WEIGHT_SUFFIXES
+    )
+
+
+@contextmanager
+def _lenient_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Leave a generation config that its own library calls invalid to the copy of its source file."""
+    config = getattr(model, "generation_config", None)
+    try:
+        if config is not None:
+            config.validate(strict=True)
+    except ValueError:
+        model.generation_config = None
+    try:
+        yield
+    finally:
+        model.generation_config = config
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' own bars and warnings off the screen."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _sentences(failure: str) -> Iterator[None]:
+    """Turn whatever a library raises about a bad file into one sentence."""
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{failure}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,0 +1,215 @@
+"""From edits and probes to token batches; the only place that tokenises, pads and masks.
+
+A model reads `prompt + answer[:-1]`; the positions that predict the answer are the last prompt
+token and all answer tokens but the last. There is one row of features for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ultraedit.edits import Edit, Probe, Text
+from ultraedit.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SAMPLES = (("The answer is", "Paris"), ("in the", "year"), ("a", "b"))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and its answer as token ids."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """What the model reads."""
+        return self.prompt + self.answer[:-1]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.answer) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples side by side, padded on the right."""
+
+    ids: Tensor  # (b, t)
+    mask: Tensor  # (b, t)
+    positions: Tensor  # (m,) where answers are predicted, in the flattened (b * t)
+    labels: Tensor  # (m,) the answer tokens
+    owners: Tensor  # (m,) the number of the example each row belongs to
+
+    @classmethod
+    def build(cls, examples: Sequence[Example], numbers: Sequence[int]) -> Batch:
+        """Pad examples to one length and note where their answers are predicted."""
+        width = max(len(example) for example in examples)
+        ids = torch.zeros(len(examples), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        positions: list[int] = []
+        labels: list[int] = []
+        owners: list[int] = []
+        for row, (example, number) in enumerate(zip(examples, numbers, strict=True)):
+            ids[row, : len(example)] = torch.tensor(example.inputs)
+            mask[row, : len(example)] = 1
+            first = row * width + len(example.prompt) - 1
+            positions.extend(range(first, first + len(example.answer)))
+            labels.extend(example.answer)
+            owners.extend([number] * len(example.answer))
+        return cls(ids, mask, torch.tensor(positions), torch.tensor(labels), torch.tensor(owners))
+
+
+def build_batches(
+    examples: Sequence[Example], *, max_tokens: int | None = None, max_examples: int | None = None
+) -> Iterator[Batch]:
+    """Sort examples by length, longest first, and cut them into batches within the limits."""
+    order = sorted(range(len(examples)), key=lambda number: -len(examples[number]))
+    while order:
+        fitting = len(order) if max_tokens is None else max_tokens // len(examples[order[0]])
+        size = max(1, min(fitting, len(order) if max_examples is None else max_examples))
+        numbers, order = order[:size], order[size:]
+        yield Batch.build([examples[number] for number in numbers], numbers)
+
+
+class Encoder:
+    """Turns text into the token ids of one model, or refuses it with a reason."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        vocabulary: int,
+        context: int | None = None,
+        chat: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.context = context
+        self.chat = chat
+        if chat and (tokenizer is None or not tokenizer.chat_template):
+            raise InputError(
+                "A chat template was asked for, but this model's tokenizer has none; "
+                "leave --chat out, or use a tokenizer with a template."
+            )
+        self._prefix = () if tokenizer is None or chat else self._special_prefix()
+        self._space = "" if tokenizer is None or self._supplies_space() else " "
+
+    def encode(self, probes: Sequence[Probe]) -> list[Example | InputError]:
+        """Encode many probes at once; one that cannot be used becomes the error that says why."""
+        prompts = self._encode_prompts([probe.prompt for probe in probes])
+        answers = self._encode_texts(
+            [self._with_space(probe.prompt, probe.answer) for probe in probes]
+        )
+        return [self._example(*pair) for pair in zip(prompts, answers, strict=True)]
+
+    def encode_edits(self, edits: Sequence[Edit]) -> list[Example]:
+        """Encode the edits of a turn; the first that cannot be used is named."""
+        examples = self.encode([edit.question for edit in edits])
+        for edit, example in zip(edits, examples, strict=True):
+            if isinstance(example, InputError):
+                raise InputError(f"Edit {edit.id!r} cannot be used: {example}.")
+        return [example for example in examples if isinstance(example, Example)]
+
+    def problems(self, edits: Sequence[Edit]) -> list[str | None]:
+        """Say for each edit why it or one of its probes does not fit this model, or None."""
+        pairs = [
+            (number, family, probe)
+            for number, edit in enumerate(edits)
+            for family, probe in edit.probes()
+        ]
+        found: list[str | None] = [None] * len(edits)
+        examples = self.encode([probe for _, _, probe in pairs])
+        for (number, family, _), example in zip(pairs, examples, strict=True):
+            if isinstance(example, InputError) and found[number] is None:
+                place = "" if family == "efficacy" else f" (in its {family} probes)"
+                found[number] = f"{example}{place}"
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str | None:
+        """Return the text of token ids, or None when there is no tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _example(
+        self, prompt: tuple[int, ...] | str, answer: tuple[int, ...] | str
+    ) -> Example | InputError:
+        if isinstance(prompt, str) or isinstance(answer, str):
+            return InputError(
+                "it is text, but the model has no tokenizer: give prompt_ids and target_ids"
+            )
+        if not prompt or not answer:
+            return InputError(f"the {'answer' if prompt else 'prompt'} has no tokens")
+        largest = max(*prompt, *answer)
+        if largest >= self.vocabulary:
+            return InputError(f"token id {largest} is outside the vocabulary of {self.vocabulary}")
+        length = len(prompt) + len(answer)
+        if self.context is not None and length > self.context:
+            return InputError(
+                f"{length} tokens are more than the model's context of {self.context}"
+            )
+        return Example(prompt, answer)
+
+    def _encode_prompts(self, prompts: Sequence[Text]) -> list[tuple[int, ...] | str]:
+        if self.chat:
+            return self._encode_texts([self._in_chat(prompt) for prompt in prompts])
+        trimmed = [p.rstrip(" ") if isinstance(p, str) else p for p in prompts]
+        return [
+            encoded
+            if isinstance(original, tuple) or isinstance(encoded, str)
+            else self._prefix + encoded
+            for original, encoded in zip(prompts, self._encode_texts(trimmed), strict=True)
+        ]
+
+    def _in_chat(self, prompt: Text) -> Text:
+        if isinstance(prompt, tuple):
+            return prompt
+        message: Any = [{"role": "user", "content": prompt}]
+        return str(
+            self.tokenizer.apply_chat_template(  # type: ignore[union-attr]
+                message, tokenize=False, add_generation_prompt=True
+            )
+        )
+
+    def _with_space(self, prompt: Text, answer: Text) -> Text:
+        """Put exactly one space before an answer where the tokenizer wants it on the word."""
+        if isinstance(answer, tuple):
+            return answer
+        fresh_line = self.chat or (isinstance(prompt, str) and prompt.endswith("\n"))
+        return ("" if fresh_line else self._space) + answer.lstrip(" ")
+
+    def _encode_texts(self, texts: Sequence[Text]) -> list[tuple[int, ...] | str]:
+        """Encode what is text and pass ids through; without a tokenizer text stays text."""
+        words = [text for text in texts if isinstance(text, str)]
+        if self.tokenizer is None or not words:
+            return list(texts)
+        encoded = iter(self.tokenizer(words, add_special_tokens=False)["input_ids"])
+        return [tuple(next(encoded)) if isinstance(text, str) else text for text in texts]
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[misc]
+
+    def _special_prefix(self) -> tuple[int, ...]:
+        """Return what the tokenizer puts before a text; what it puts after is not wanted."""
+        whole = tuple(self.tokenizer("a")["input_ids"])  # type: ignore[misc]
+        plain = self._plain("a")
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start]
+        return ()
+
+    def _supplies_space(self) -> bool:
+        """Tell whether a word encoded alone is what it is after a space in running text."""
+        for head, word in _SAMPLES:
+            joint, start = self._plain(f"{head} {word}"), self._plain(head)
+            if joint[: len(start)] == start:
+                return joint[len(start) :] == self._plain(word)
+        return False
