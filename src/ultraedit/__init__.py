@@ -17,10 +17,7 @@ _HOMES = {
     "TurnError": "errors",
 }
 
-__all__ = [  # noqa: PLE0604 - the names are strings, gathered from the table above
-    *_HOMES,
-    "__version__",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> object:

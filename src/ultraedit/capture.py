@@ -46,9 +46,12 @@ class Answers:
         """Put the rows of several batches together, in the order of their examples."""
         owners = torch.cat([part.owners for part in parts])
         order = torch.argsort(owners, stable=True)
-        names = ("log_probs", "predicted", "labels")
-        joined = [torch.cat([getattr(part, name) for part in parts])[order] for name in names]
-        return cls(*joined, owners[order])
+        return cls(
+            torch.cat([part.log_probs for part in parts])[order],
+            torch.cat([part.predicted for part in parts])[order],
+            torch.cat([part.labels for part in parts])[order],
+            owners[order],
+        )
 
     def mean_by_example(self, rows: Tensor) -> Tensor:
         """Average rows over the answer tokens of each example."""

@@ -53,7 +53,7 @@ class EditFile:
         suffix = self.path.suffix.lower()
         if suffix not in _READERS:
             raise InputError(
-                f"{path}: a file of edits ends in {', '.join(_READERS)}, not {suffix or 'nothing'!r}."
+                f"{path}: a file of edits ends in {', '.join(_READERS)}, not {suffix!r}."
             )
         self._read = _READERS[suffix]
 
@@ -259,7 +259,7 @@ def _csv_row(header: list[str], cells: list[str]) -> dict[str, Any] | str:
 
 
 def _csv_cell(name: str, cell: str) -> Any:
-    """Lists stand in a cell as JSON; a cell of one text needs no brackets."""
+    """Read a list, which stands in its cell as JSON; one text alone needs no brackets."""
     lists = name.endswith("_ids") or name in ("rephrasings", "unrelated", "personas", "reasoning")
     return json.loads(cell) if lists and cell.lstrip().startswith(("[", "{")) else cell
 

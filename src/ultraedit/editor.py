@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import islice
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ultraedit.capture import Answers, answer
-from ultraedit.edits import Edit, as_edits
+from ultraedit.edits import Edit, as_edits, in_turns
 from ultraedit.errors import InputError, TurnError
 from ultraedit.files import OWN_FOLDER, staged_directory, write_json
 from ultraedit.methods import method_class
 from ultraedit.methods.base import Proposal, Turn
-from ultraedit.models import check_saved, context_length, load_model, save_model, save_tokenizer
+from ultraedit.models import check_saved, load_model, save_model, save_tokenizer
 from ultraedit.receipt import Receipt, SiteChange, Tally, origin
 from ultraedit.recipes import default_lr, recipe_for
 from ultraedit.settings import build
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ultraedit.evaluation import Evaluation
-
-T = TypeVar("T")
 
 _MEASURE_TOKENS = 4096
 
@@ -57,16 +54,10 @@ class Editor:
         self.method_name = method
         cls = method_class(method)
         notation, defaults = defaults_for(model.config, method, sites)
-        names = {field for field in cls.Config.__dataclass_fields__}
-        defaults = {key: value for key, value in defaults.items() if key in names}
+        defaults = {key: defaults[key] for key in defaults if hasattr(cls.Config, key)}
         self.config = build(cls.Config, {**defaults, **settings})
         self.sites = resolve_sites(model, notation)
-        self.encoder = Encoder(
-            tokenizer,
-            vocabulary=model.get_input_embeddings().weight.shape[0],
-            context=context_length(model.config),
-            chat=chat,
-        )
+        self.encoder = Encoder.of(model, tokenizer, chat=chat)
         self.weights = Weights(self.sites, accumulate=accumulate)
         self.method = cls(self.config, model, self.sites)
         self.tally = Tally()
@@ -110,7 +101,7 @@ class Editor:
                 after = self._ask(turn.examples) if measure else None
                 self.method.commit()
         receipt = _receipt(turn, proposal, before, after, self._changes(proposal.shift.norms()))
-        receipt = _timed(receipt, time.perf_counter() - start)
+        receipt = replace(receipt, seconds=time.perf_counter() - start)
         self.tally.add(receipt)
         return receipt
 
@@ -127,7 +118,7 @@ class Editor:
             raise InputError(f"turn_size must be at least 1, got {turn_size}.")
         tally = Tally()
         stopped = False
-        for turn in _chunks(edits, turn_size):
+        for turn in in_turns(edits, turn_size):
             if stopped := should_stop():
                 break
             receipt = self.apply(turn)
@@ -166,14 +157,12 @@ class Editor:
             own.mkdir()
             total = self.weights.total()
             total.save(own / "shift.safetensors", {"base": self.weights.fingerprint(base=True)})
-            state = {
-                key: value.cpu().contiguous() for key, value in self.method.state_dict().items()
-            }
+            state = self.method.state_dict()
+            state = {key: tensor.cpu().contiguous() for key, tensor in state.items()}
             save_file(state, own / "state.safetensors")
             receipt = self.tally.receipt(self._changes(total.norms()))
-            write_json(
-                own / "receipt.json", {**receipt.to_dict(), **self.origin(), **(record or {})}
-            )
+            content = {**receipt.to_dict(), **self.origin(), **(record or {})}
+            write_json(own / "receipt.json", content)
             write_json(own / "settings.json", self.settings())
             check_saved(self.model, folder)
 
@@ -268,12 +257,6 @@ def defaults_for(
     return notation, settings
 
 
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    stream = iter(items)
-    while chunk := list(islice(stream, size)):
-        yield chunk
-
-
 @contextmanager
 def _memory(config: Any) -> Iterator[None]:
     """Say in a sentence that memory ran out, wherever it did."""
@@ -318,9 +301,3 @@ def _receipt(
         log_prob=float(new.mean()),
         largest_move=float((new - old).abs().max()),
     )
-
-
-def _timed(receipt: Receipt, seconds: float) -> Receipt:
-    from dataclasses import replace
-
-    return replace(receipt, seconds=seconds)

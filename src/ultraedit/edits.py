@@ -1,4 +1,4 @@
-"""An edit: a prompt, the answer it shall have from now on, and the probes that test it afterwards."""
+"""An edit: a prompt, the answer it shall have from now on, and the probes that test it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from ultraedit.errors import InputError
+
+T = TypeVar("T")
 
 Text = str | tuple[int, ...]
 """Text, or the token ids it was already turned into."""
@@ -106,9 +109,7 @@ class Edit:
         for name in ("prompt", "target"):
             if row.get(name) is None and row.get(f"{name}_ids") is None:
                 raise InputError(f"{name!r} is missing")
-        return cls(
-            **{key: value for key, value in row.items() if key in COLUMNS and value is not None}
-        )
+        return cls(**{key: row[key] for key in COLUMNS if row.get(key) is not None})
 
 
 COLUMNS = tuple(field.name for field in fields(Edit))
@@ -126,6 +127,13 @@ def as_edits(items: Iterable[Edit | Mapping[str, Any]]) -> list[Edit]:
     return edits
 
 
+def in_turns(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Cut a stream into lists of `size`; the last may be shorter."""
+    stream = iter(items)
+    while turn := list(islice(stream, size)):
+        yield turn
+
+
 def _text(value: Any, name: str) -> Text:
     if isinstance(value, (list, tuple)):
         return _ids(value, name)
@@ -136,9 +144,7 @@ def _text(value: Any, name: str) -> Text:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{name!r} holds bytes that are not text (position {error.start})"
-        ) from error
+        raise InputError(f"{name!r} holds bytes that are no text (at {error.start})") from error
     return value
 
 
@@ -174,7 +180,7 @@ def _probe(value: Any, name: str) -> Probe:
 
 
 def _identity(edit: Edit) -> str:
-    """Return the given id, or one made from the content: the same edit has the same id everywhere."""
+    """Return the given id, or one made from the content: equal edits have equal ids."""
     if edit.id != "":
         if not isinstance(edit.id, (str, int)) or isinstance(edit.id, bool):
             raise InputError(f"'id' must be text or a number, not {type(edit.id).__name__}")

@@ -13,7 +13,7 @@ from typing import Any
 from ultraedit.errors import InputError
 
 OWN_FOLDER = "ultraedit"
-"""Folder inside an edited model's directory that holds what is ours; its presence marks the directory."""
+"""Folder inside an edited model's directory that holds what is ours, and marks it as ours."""
 
 
 def check_output_file(path: Path) -> None:
@@ -23,9 +23,7 @@ def check_output_file(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file to write.")
     if not path.parent.is_dir():
-        raise InputError(
-            f"The folder {path.parent} does not exist; create it or name another file."
-        )
+        raise InputError(f"There is no folder {path.parent}; create it or name another file.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"{path} cannot be written: permission denied.")
 
@@ -79,16 +77,12 @@ def check_output_directory(path: Path, *, overwrite: bool = False) -> None:
 def staged_directory(path: Path, *, check_only: bool = False) -> Iterator[Path]:
     """Yield an empty directory beside `path` that takes its place when the block succeeds."""
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link at the end
-    parent = target.parent
-    while not parent.exists():
-        parent = parent.parent
+    place = target.parent
+    while check_only and not place.exists():
+        place = place.parent
     try:
-        made = [] if check_only else _make_parents(target.parent)
-        staging = Path(
-            tempfile.mkdtemp(
-                prefix=f".{target.name[:80]}.", dir=parent if check_only else target.parent
-            )
-        )
+        made = _make_parents(place)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:80]}.", dir=place))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from error
     try:

@@ -1,4 +1,4 @@
-"""Load and save models, without surprises: no pickle, no silently missing weights, no network by accident."""
+"""Load and save models: no pickle, no silently missing weights, no network by accident."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def load_model(
 
 
 def load_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Read a model's configuration; a wrong name is refused at once, not after a minute of retries."""
+    """Read a model's configuration; a wrong name is refused at once, without retries."""
     from transformers import AutoConfig
 
     _check_source(source)
@@ -111,13 +111,8 @@ def load_tokenizer(
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
 
 
-def context_length(config: Any) -> int | None:
-    """Return the number of positions a model has, where its configuration says so."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write an ordinary model directory, with everything but weights that its source had beside them."""
+    """Write an ordinary model directory, with what its source had beside the weights."""
     with _quiet(), _lenient_generation_config(model):
         model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
     source = Path(model.config._name_or_path)
@@ -159,12 +154,10 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _check_source(source: str | Path) -> None:
-    """Refuse a model that is not there; a hub id is looked up in the cache, then once on the hub."""
+    """Refuse a model that is not there; a hub id is looked up in the cache, then on the hub."""
     if Path(source).is_dir():
         if not (Path(source) / "config.json").is_file():
-            raise InputError(
-                f"{source} has no config.json, so it is not a Hugging Face model directory."
-            )
+            raise InputError(f"{source} has no config.json: it is no Hugging Face model directory.")
         return
     if Path(source).exists():
         raise InputError(f"{source} is a file; name the model's directory.")
@@ -176,7 +169,7 @@ def _check_source(source: str | Path) -> None:
         return
     try:
         HfApi().model_info(str(source), timeout=5)
-    except Exception as error:  # noqa: BLE001 - the hub client raises many kinds; all mean the same here
+    except Exception as error:
         raise InputError(
             f"There is no directory {source}, and no model of that name could be found on the hub "
             f"({_first_line(error)})."
@@ -186,12 +179,10 @@ def _check_source(source: str | Path) -> None:
 def _refuse_pickles(source: str | Path) -> None:
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        found = next(
-            (file.name for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES), None
-        )
+        names = [file.name for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES]
         raise InputError(
-            f"{source} holds {found}, but weights are read from safetensors only; convert it first."
-            if found
+            f"{source} holds {names[0]}, but weights are read from safetensors only; convert it."
+            if names
             else f"{source} holds no weights (*.safetensors)."
         )
 
@@ -224,18 +215,13 @@ def _best_device() -> torch.device:
 
 
 def _belongs_along(file: Path) -> bool:
-    index = file.name.endswith(".index.json")
-    return (
-        file.is_file()
-        and not file.name.startswith(".")
-        and not index
-        and file.suffix not in _WEIGHT_SUFFIXES
-    )
+    is_weight = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
+    return file.is_file() and not file.name.startswith(".") and not is_weight
 
 
 @contextmanager
 def _lenient_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Leave a generation config that its own library calls invalid to the copy of its source file."""
+    """Leave a generation config that its own library calls invalid to the source's file."""
     config = getattr(model, "generation_config", None)
     try:
         if config is not None:

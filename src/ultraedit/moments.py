@@ -36,9 +36,9 @@ class Moments:
         n = rows.shape[0]
         mean = rows.mean(0)
         squares = (rows - mean).square().sum(0)
-        return cls(
-            n, mean, squares * (n / (n - 1) if n > 1 else torch.nan) if inflated else squares
-        )
+        if inflated:
+            squares = squares * (n / (n - 1) if n > 1 else torch.nan)
+        return cls(n, mean, squares)
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both sets of rows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,13 +31,10 @@ class Setting:
 def describe(source: Path, class_name: str) -> list[Setting]:
     """Read the settings of a dataclass from its source file, without importing it."""
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    body = next(
-        node.body
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == class_name
-    )
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    body = next(node.body for node in classes if node.name == class_name)
     found = []
-    for node, follower in zip(body, body[1:], strict=False):
+    for node, follower in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             found.append(
                 Setting(

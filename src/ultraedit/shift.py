@@ -16,7 +16,7 @@ from ultraedit.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one weight seen as (d_out, d_in): `left @ right`, or `left` alone when dense."""
+    """The change of one (d_out, d_in) weight: `left @ right`, or `left` alone when dense."""
 
     left: Tensor  # (d_out, r), or (d_out, d_in)
     right: Tensor | None = None  # (r, d_in)
@@ -119,7 +119,7 @@ class Shift(Mapping[str, Change]):
 def update_digest(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     """Feed a tensor's name, shape, type and bits to a running hash."""
     digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    digest.update(memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()))
 
 
 def _sum(first: Change | None, second: Change | None) -> Change:

@@ -42,6 +42,7 @@ class Architecture:
 
 
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_FUSED = ("mlp.gate_up_proj", "mlp.down_proj")
 _LLAMA = (32, "[11-15].mlp.gate_proj, [18-24].mlp.up_proj")
 _QWEN = (28, "[18-26].mlp.gate_proj, [18-26].mlp.up_proj")
 _GEMMA = (62, "[52-60].mlp.gate_proj, [52-60].mlp.up_proj")
@@ -53,13 +54,7 @@ ARCHITECTURES = {
         Architecture("mistral", "model.layers", _GATED, 32, "[29-30].mlp.down_proj"),
         Architecture("qwen2", "model.layers", _GATED, *_QWEN),
         Architecture("qwen3", "model.layers", _GATED, *_QWEN),
-        Architecture(
-            "phi3",
-            "model.layers",
-            ("mlp.gate_up_proj", "mlp.down_proj"),
-            40,
-            "[30-38].mlp.down_proj",
-        ),
+        Architecture("phi3", "model.layers", _FUSED, 40, "[30-38].mlp.down_proj"),
         Architecture(
             "gptj", "transformer.h", ("mlp.fc_in", "mlp.fc_out"), 28, "[18-26].mlp.fc_out"
         ),
@@ -153,11 +148,8 @@ def resolve_sites(
         reason = _refusal(name, candidates[name], planning=planning)
         if reason is not None:
             raise InputError(reason)
-    sites = [
-        Site(name, candidates[name], _is_conv1d(candidates[name]))
-        for name in candidates
-        if name in chosen
-    ]
+    modules = {name: module for name, module in candidates.items() if name in chosen}
+    sites = [Site(name, module, _is_conv1d(module)) for name, module in modules.items()]
     _refuse_shared(model, sites)
     return sites
 
@@ -178,9 +170,7 @@ def _layers(ranges: str, item: str) -> Iterator[int]:
     for part in ranges.split(","):
         ends = [end.strip() for end in part.split("-")]
         if len(ends) > 2 or not all(end.isdigit() for end in ends) or int(ends[0]) > int(ends[-1]):
-            raise InputError(
-                f"{item.strip()!r} is not a range of layers; write [11-15] or [29, 30]."
-            )
+            raise InputError(f"{item.strip()!r} is no range of layers; write [11-15] or [29, 30].")
         yield from range(int(ends[0]), int(ends[-1]) + 1)
 
 
@@ -195,9 +185,9 @@ def _candidates(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
     for name, module in model.named_modules():
         looks_linear = isinstance(module, nn.Linear) or "linear" in type(module).__name__.lower()
-        if name.startswith(prefix) and id(module) not in outside:
-            if looks_linear or _is_conv1d(module):
-                yield name, module
+        inside = name.startswith(prefix) and id(module) not in outside
+        if inside and (looks_linear or _is_conv1d(module)):
+            yield name, module
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -221,8 +211,8 @@ def _refusal(name: str, module: nn.Module, *, planning: bool = False) -> str | N
         )
     if weight.is_meta and not planning:
         return (
-            f"The weight of {name} is offloaded (on the meta device), where a change would be lost. "
-            "Load the model so that its sites are in memory."
+            f"The weight of {name} is offloaded (on the meta device), where a change would be "
+            "lost. Load the model so that its sites are in memory."
         )
     return None
 
@@ -242,8 +232,8 @@ def _nothing_matches(model: PreTrainedModel, pattern: str) -> str:
         return f"{named[0]} is a {kind} that cannot be edited; `ultraedit inspect` lists the sites."
     if has_experts(model):
         return (
-            f"No site matches {pattern!r}: this is a mixture-of-experts model, whose experts are not "
-            "linear layers and cannot be edited. Use a dense model."
+            f"No site matches {pattern!r}: this is a mixture-of-experts model, whose experts are "
+            "not linear layers and cannot be edited. Use a dense model."
         )
     names = [name for name, _ in _candidates(model)]
     example = f" One that exists: {names[-1]}." if names else ""

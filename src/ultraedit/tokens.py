@@ -17,7 +17,10 @@ from ultraedit.edits import Edit, Probe, Text
 from ultraedit.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Encoded = tuple[int, ...] | str
+"""Token ids, or the text that no tokenizer was there to encode."""
 
 _SAMPLES = (("The answer is", "Paris"), ("in the", "year"), ("a", "b"))
 
@@ -102,6 +105,22 @@ class Encoder:
         self._prefix = () if tokenizer is None or chat else self._special_prefix()
         self._space = "" if tokenizer is None or self._supplies_space() else " "
 
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        chat: bool = False,
+    ) -> Encoder:
+        """Return the encoder of a model, with the limits the model sets."""
+        return cls(
+            tokenizer,
+            vocabulary=model.get_input_embeddings().weight.shape[0],
+            context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+            chat=chat,
+        )
+
     def encode(self, probes: Sequence[Probe]) -> list[Example | InputError]:
         """Encode many probes at once; one that cannot be used becomes the error that says why."""
         prompts = self._encode_prompts([probe.prompt for probe in probes])
@@ -158,15 +177,13 @@ class Encoder:
             )
         return Example(prompt, answer)
 
-    def _encode_prompts(self, prompts: Sequence[Text]) -> list[tuple[int, ...] | str]:
+    def _encode_prompts(self, prompts: Sequence[Text]) -> list[Encoded]:
         if self.chat:
             return self._encode_texts([self._in_chat(prompt) for prompt in prompts])
-        trimmed = [p.rstrip(" ") if isinstance(p, str) else p for p in prompts]
+        encoded = self._encode_texts([p.rstrip(" ") if isinstance(p, str) else p for p in prompts])
         return [
-            encoded
-            if isinstance(original, tuple) or isinstance(encoded, str)
-            else self._prefix + encoded
-            for original, encoded in zip(prompts, self._encode_texts(trimmed), strict=True)
+            self._prefix + ids if isinstance(prompt, str) and not isinstance(ids, str) else ids
+            for prompt, ids in zip(prompts, encoded, strict=True)
         ]
 
     def _in_chat(self, prompt: Text) -> Text:
@@ -186,7 +203,7 @@ class Encoder:
         fresh_line = self.chat or (isinstance(prompt, str) and prompt.endswith("\n"))
         return ("" if fresh_line else self._space) + answer.lstrip(" ")
 
-    def _encode_texts(self, texts: Sequence[Text]) -> list[tuple[int, ...] | str]:
+    def _encode_texts(self, texts: Sequence[Text]) -> list[Encoded]:
         """Encode what is text and pass ids through; without a tokenizer text stays text."""
         words = [text for text in texts if isinstance(text, str)]
         if self.tokenizer is None or not words:

@@ -55,8 +55,8 @@ class Weights:
                 _add(site.matrix, change)
             if not bool(torch.isfinite(site.matrix).all()):
                 raise TurnError(
-                    f"The weight of {name} would no longer be finite in {site.weight.dtype}; the turn "
-                    "was taken back. Use a smaller lr."
+                    f"The weight of {name} would no longer be finite in {site.weight.dtype}; the "
+                    "turn was taken back. Use a smaller lr."
                 )
 
     @contextmanager
@@ -71,13 +71,11 @@ class Weights:
 
     def snapshot(self) -> Snapshot:
         """Copy the weights as they are."""
-        return {
-            name: (
-                site.matrix.clone(),
-                master.clone() if (master := self._masters.get(name)) is not None else None,
-            )
-            for name, site in self.sites.items()
-        }
+        copies: Snapshot = {}
+        for name, site in self.sites.items():
+            master = self._masters.get(name)
+            copies[name] = (site.matrix.clone(), None if master is None else master.clone())
+        return copies
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
@@ -102,7 +100,7 @@ class Weights:
         return {name: float(base.double().norm()) for name, base in self._base.items()}
 
     def fingerprint(self, *, base: bool = False) -> str:
-        """Return a hash of the sites' weights as they are, or as they were before the first edit."""
+        """Return a hash of the sites' weights as they are, or as they were at the beginning."""
         digest = hashlib.sha256()
         for name in sorted(self.sites):
             update_digest(digest, name, self._base[name] if base else self.sites[name].matrix)

@@ -29,7 +29,9 @@ from ultraedit.tokens import build_batches
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_AUTHORS_MICRO_BATCH = 10
+
+_AUTHORS_EDITS = 10
+"""Edits in a micro-batch of the published code."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ class UltraEditConfig:
     statistics: Literal["exact", "authors"] = "exact"
     """How mean and deviation are kept: exactly, or as the published code does (for parity)."""
     pool: Literal["shape", "module"] = "shape"
-    """Share statistics between sites of one shape, as the published code does, or keep them apart."""
+    """Share statistics between sites of one shape, as the published code does, or not."""
     micro_batch_tokens: int = 4096
     """Most tokens, padding included, that pass through the model at once; bounds memory."""
     micro_batch_edits: int | None = None
     """Most edits that pass through the model at once."""
     normalised_share: float = 1.0
-    """Share of the sites that are normalised, chosen by `seed`; 0 turns normalisation off (ablation)."""
+    """Share of the sites that are normalised, chosen by `seed`; 0 for none (ablation)."""
     freeze_statistics: bool = False
     """Keep the statistics of the first turn for all later ones (ablation)."""
     scaling: Literal["norm", "inner_product"] = "norm"
@@ -101,8 +103,7 @@ class UltraEdit(Method):
         batches = build_batches(
             turn.examples,
             max_tokens=None if authors else self.config.micro_batch_tokens,
-            max_examples=self.config.micro_batch_edits
-            or (_AUTHORS_MICRO_BATCH if authors else None),
+            max_examples=self.config.micro_batch_edits or (_AUTHORS_EDITS if authors else None),
         )
         chunks, answers = [], []
         with Capture(self.model, self.sites) as capture:
@@ -114,7 +115,7 @@ class UltraEdit(Method):
         return chunks, Answers.join(answers)
 
     def _updated_moments(self, chunks: list[dict[str, Features]]) -> dict[str, Moments]:
-        """Return the statistics with this turn's rows: all of a turn counts before any is normalised."""
+        """Return the statistics with all rows of the turn: they count before any is normalised."""
         if self.config.freeze_statistics and self._moments:
             return self._moments
         moments = dict(self._moments)
@@ -124,26 +125,26 @@ class UltraEdit(Method):
                 rows = Moments.of(_joint(chunk[name]), inflated=inflated)
                 if inflated and rows.count == 1:
                     raise TurnError(
-                        "statistics='authors' does not exist for a micro-batch of one answer token; "
-                        "use statistics='exact', or larger micro-batches."
+                        "statistics='authors' does not exist for a micro-batch of one answer "
+                        "token; use statistics='exact', or larger micro-batches."
                     )
                 moments[group] = moments[group].merged(rows) if group in moments else rows
         return moments
 
     def _change(self, name: str, rows: Features) -> Change:
-        h, g = rows.inputs.double(), rows.grads.double()  # (m, d_in), (m, d_out)
+        h = rows.inputs.double()  # (m, d_in)
         h_normal, g_normal = self._normalised(name, rows)
         along = h_normal if self.config.scaling == "norm" else h
         scale = (along * h_normal).sum(-1, keepdim=True)  # (m, 1)
         coefficients = ridge(h, -self.config.lr * scale * g_normal)  # (m, d_out)
-        return Change(coefficients.T.to(g.dtype).to(rows.grads.dtype), rows.inputs)
+        return Change(coefficients.T.to(rows.grads.dtype), rows.inputs)
 
     def _normalised(self, name: str, rows: Features) -> tuple[Tensor, Tensor]:
         z = _joint(rows)  # (m, d_in + d_out)
         if name in self._groups:
             moments = self._pending[self._groups[name]]
             z = _own_scale(z, rows) if moments.count == 1 else moments.normalised(z)
-        return z.split([rows.inputs.shape[1], rows.grads.shape[1]], dim=-1)  # type: ignore[return-value]
+        return z.split([rows.inputs.shape[1], rows.grads.shape[1]], dim=-1)
 
     def _group(self, site: Site) -> str:
         return site.name if self.config.pool == "module" else f"{site.d_in}x{site.d_out}"
@@ -184,10 +185,8 @@ def _joined(parts: list[Features]) -> Features:
 def _own_scale(z: Tensor, rows: Features) -> Tensor:
     """Scale the very first row by its own mean square: one row has no deviation to go by."""
     parts = z.split([rows.inputs.shape[1], rows.grads.shape[1]], dim=-1)
-    scaled = [
-        part / part.square().mean().sqrt().clamp(min=torch.finfo(part.dtype).tiny) for part in parts
-    ]
-    return torch.cat(scaled, dim=-1)
+    tiny = torch.finfo(z.dtype).tiny
+    return torch.cat([part / part.square().mean().sqrt().clamp(min=tiny) for part in parts], -1)
 
 
 def _refuse_not_finite(features: Mapping[str, Features], owners: Tensor, turn: Turn) -> None:

@@ -1,0 +1,79 @@
+"""What a model writes by itself: greedy, batched, without padding."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from ultraedit.capture import frozen
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+Ids = tuple[int, ...]
+
+
+@torch.no_grad()
+def generate(
+    model: PreTrainedModel, prompts: Sequence[Ids], lengths: Sequence[int], *, max_tokens: int
+) -> list[Ids]:
+    """Continue each prompt by at most its length of new tokens, always taking the likeliest.
+
+    Only prompts of one length share a batch, so nothing is padded and no architecture is misled.
+    """
+    buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        buckets[len(prompt), -(-length // 4) * 4].append(number)
+    written: dict[int, Ids] = {}
+    with frozen(model):
+        for (width, length), numbers in buckets.items():
+            size = max(1, max_tokens // (width + length))
+            for start in range(0, len(numbers), size):
+                chosen = numbers[start : start + size]
+                texts = _continue(model, [prompts[number] for number in chosen], length)
+                written.update(zip(chosen, texts, strict=True))
+    return [written[number][: lengths[number]] for number in range(len(prompts))]
+
+
+def _continue(model: PreTrainedModel, prompts: Sequence[Ids], length: int) -> list[Ids]:
+    from transformers import GenerationConfig
+
+    ids = torch.tensor(prompts, device=model.get_input_embeddings().weight.device)  # (b, t)
+    ends = _end_ids(model)
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=length,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+    )
+    with _plain_generation(model, config):
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return [_until_end(row, ends) for row in output[:, ids.shape[1] :].tolist()]
+
+
+def _end_ids(model: PreTrainedModel) -> list[int]:
+    config = getattr(model, "generation_config", None)
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(model.config.get_text_config(), "eos_token_id", None)
+    return [] if ends is None else ends if isinstance(ends, list) else [ends]
+
+
+def _until_end(ids: list[int], ends: list[int]) -> Ids:
+    stop = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return tuple(ids[:stop])
+
+
+@contextmanager
+def _plain_generation(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Put the model's own generation settings aside: its sampling and penalties are not greedy."""
+    own = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = own
