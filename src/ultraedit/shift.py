@@ -119,7 +119,7 @@ class Shift(Mapping[str, Change]):
 def update_digest(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     """Feed a tensor's name, shape, type and bits to a running hash."""
     digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-    digest.update(memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()))
+    digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
 
 
 def _sum(first: Change | None, second: Change | None) -> Change:
