@@ -59,12 +59,16 @@ class EditFile:
 
     def __iter__(self) -> Iterator[Edit | BadRow]:
         """Yield every row as an edit or as what is wrong with it."""
+        return (row for _, row in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, Edit | BadRow]]:
+        """Yield every row with the line it starts on."""
         seen = _SeenIds()
         for line, row in self._read(self.path):
             try:
-                yield self._edit(row, seen)
+                yield line, self._edit(row, seen)
             except InputError as error:
-                yield BadRow(self.path.name, line, str(error))
+                yield line, BadRow(self.path.name, line, str(error))
 
     def _edit(self, row: dict[str, Any] | str, seen: _SeenIds) -> Edit:
         if isinstance(row, str):

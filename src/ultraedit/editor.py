@@ -17,7 +17,7 @@ from ultraedit.errors import InputError, TurnError
 from ultraedit.files import OWN_FOLDER, staged_directory, write_json
 from ultraedit.methods import method_class
 from ultraedit.methods.base import Proposal, Turn
-from ultraedit.models import check_saved, load_model, save_model, save_tokenizer
+from ultraedit.models import check_saved, disk_errors, load_model, save_model, save_tokenizer
 from ultraedit.receipt import Receipt, SiteChange, Tally, origin
 from ultraedit.recipes import default_lr, recipe_for
 from ultraedit.settings import build
@@ -57,7 +57,7 @@ class Editor:
         defaults = {key: defaults[key] for key in defaults if hasattr(cls.Config, key)}
         self.config = build(cls.Config, {**defaults, **settings})
         self.sites = resolve_sites(model, notation)
-        self.encoder = Encoder.of(model, tokenizer, chat=chat)
+        self.encoder = Encoder.of(model.config, tokenizer, chat=chat)
         self.weights = Weights(self.sites, accumulate=accumulate)
         self.method = cls(self.config, model, self.sites)
         self.tally = Tally()
@@ -150,7 +150,7 @@ class Editor:
         """
         from safetensors.torch import save_file
 
-        with staged_directory(Path(path)) as folder:
+        with staged_directory(Path(path)) as folder, disk_errors():
             save_model(self.model, folder)
             save_tokenizer(self.tokenizer, folder)
             own = folder / OWN_FOLDER

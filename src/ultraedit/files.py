@@ -36,12 +36,13 @@ def write_json(path: Path, content: Any) -> None:
     elif path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")  # a device or a pipe must not be replaced by a file
     else:
-        with _staged_file(path) as staging:
+        with staged_file(path) as staging:
             staging.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def _staged_file(path: Path) -> Iterator[Path]:
+def staged_file(path: Path) -> Iterator[Path]:
+    """Yield a file beside `path` that takes its place when the block succeeds."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", dir=target.parent)
     os.close(handle)
@@ -109,6 +110,8 @@ def _make_parents(parent: Path) -> list[Path]:
 
 def _take_place(staging: Path, target: Path) -> None:
     staging.chmod(0o777 & ~_umask())
+    for path in staging.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
     if not target.exists():
         staging.rename(target)
         return

@@ -57,7 +57,7 @@ def load_model(
         model, info = AutoModelForCausalLM.from_pretrained(
             str(source),
             config=config,
-            dtype=_torch_dtype(dtype),
+            dtype=torch_dtype(dtype),
             device_map=device_map,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -65,8 +65,7 @@ def load_model(
         )
     _refuse_incomplete(source, info)
     if device_map is None:
-        with _sentences(f"The model cannot be moved to the device {device!r}"):
-            model.to(device or _best_device())
+        model.to(best_device(device))
     return model.eval(), load_tokenizer(source, trust_remote_code=trust_remote_code)
 
 
@@ -111,15 +110,48 @@ def load_tokenizer(
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
 
 
+def torch_dtype(name: str | torch.dtype) -> str | torch.dtype:
+    """Return the type of a name; `auto` stays what it is."""
+    if name == "auto" or isinstance(name, torch.dtype):
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(
+            f"There is no dtype {name!r}; use auto, float32, bfloat16, float16, float64."
+        )
+    return dtype
+
+
+def best_device(name: str | None = None) -> torch.device:
+    """Return the named device, or an accelerator where there is one."""
+    if name is None:
+        return torch.accelerator.current_accelerator() or torch.empty(0).device
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"The device {name!r} cannot be used: {_first_line(error)}") from error
+
+
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write an ordinary model directory, with what its source had beside the weights."""
-    with _quiet(), _lenient_generation_config(model):
+    with _quiet(), _lenient_generation_config(model), disk_errors():
         model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
     source = Path(model.config._name_or_path)
     if source.is_dir():
         for file in source.iterdir():
             if _belongs_along(file) and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Call a full or broken disk what it is: safetensors has an exception of its own for it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"The weights could not be written: {_first_line(error)}") from error
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
@@ -197,21 +229,6 @@ def _refuse_incomplete(source: str | Path, info: dict[str, Any]) -> None:
         if found := sorted(map(str, info.get(kind) or ())):
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise InputError(f"{source}: {what}: {', '.join(found[:3])}{more}. It was not loaded.")
-
-
-def _torch_dtype(name: str | torch.dtype) -> str | torch.dtype:
-    if name == "auto" or isinstance(name, torch.dtype):
-        return name
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(
-            f"dtype {name!r} is not known; use auto, float32, bfloat16, float16 or float64."
-        )
-    return dtype
-
-
-def _best_device() -> torch.device:
-    return torch.accelerator.current_accelerator() or torch.empty(0).device
 
 
 def _belongs_along(file: Path) -> bool:

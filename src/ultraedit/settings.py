@@ -6,7 +6,6 @@ The explanations are read from the source text, so that listing settings imports
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -65,14 +64,21 @@ def build(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def parse(cls: type, name: str, text: str) -> Any:
-    """Turn the text of a flag into a value of the field's type."""
+    """Turn the text of a flag into a value of the field's type; what fits none stays text."""
     hint = get_type_hints(cls).get(name, str)
-    if _fits(text, hint):
-        return text
-    try:
-        return json.loads(text.lower() if text.lower() in ("true", "false", "none") else text)
-    except ValueError:
-        return text
+    for option in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        value = _WORDS.get(text.lower(), text) if option in (bool, type(None)) else text
+        if option in (int, float):
+            try:
+                value = option(text)
+            except ValueError:
+                continue
+        if _fits(value, option):
+            return value
+    return text
+
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
 def _fits(value: Any, hint: Any) -> bool:

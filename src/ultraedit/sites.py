@@ -117,12 +117,12 @@ def at_depth(row: Architecture, depth: int) -> str:
     return re.sub(r"(?<=\[)([\d-]+)(?=\])", moved, row.sites)
 
 
-def editable_sites(model: PreTrainedModel) -> list[Site]:
+def editable_sites(model: PreTrainedModel, *, planning: bool = False) -> list[Site]:
     """Return every linear that may be edited, in the order of the model."""
     return [
         Site(name, module, _is_conv1d(module))
         for name, module in _candidates(model)
-        if _refusal(name, module) is None
+        if _refusal(name, module, planning=planning) is None
     ]
 
 

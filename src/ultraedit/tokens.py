@@ -17,7 +17,7 @@ from ultraedit.edits import Edit, Probe, Text
 from ultraedit.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 Encoded = tuple[int, ...] | str
 """Token ids, or the text that no tokenizer was there to encode."""
@@ -107,19 +107,12 @@ class Encoder:
 
     @classmethod
     def of(
-        cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        chat: bool = False,
+        cls, config: Any, tokenizer: PreTrainedTokenizerBase | None, *, chat: bool = False
     ) -> Encoder:
-        """Return the encoder of a model, with the limits the model sets."""
-        return cls(
-            tokenizer,
-            vocabulary=model.get_input_embeddings().weight.shape[0],
-            context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
-            chat=chat,
-        )
+        """Return the encoder for a model's configuration, with the limits it sets."""
+        text = config.get_text_config()
+        context = getattr(text, "max_position_embeddings", None)
+        return cls(tokenizer, vocabulary=text.vocab_size, context=context, chat=chat)
 
     def encode(self, probes: Sequence[Probe]) -> list[Example | InputError]:
         """Encode many probes at once; one that cannot be used becomes the error that says why."""

@@ -68,7 +68,7 @@ def evaluate(
     `before` is the evaluation of the unedited model on the same edits, for agreement;
     `on_answer` sees every probe with what was answered.
     """
-    encoder = encoder or Encoder.of(model, tokenizer)
+    encoder = encoder or Encoder.of(model.config, tokenizer)
     result = Evaluation()
     for window in in_turns(edits, _WINDOW):
         chosen = as_edits(window)

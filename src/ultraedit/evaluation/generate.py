@@ -1,4 +1,4 @@
-"""What a model writes by itself: greedy, batched, without padding."""
+"""What a model writes by itself: greedy, batched by length."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 
+_BUCKET = 8
+"""Prompts whose lengths differ by less than this may share a batch."""
+
 
 @torch.no_grad()
 def generate(
@@ -23,26 +26,36 @@ def generate(
 ) -> list[Ids]:
     """Continue each prompt by at most its length of new tokens, always taking the likeliest.
 
-    Only prompts of one length share a batch, so nothing is padded and no architecture is misled.
+    Prompts of about one length share a batch; the shorter ones are padded on the left.
     """
     buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        buckets[len(prompt), -(-length // 4) * 4].append(number)
+        buckets[_rounded(len(prompt)), _rounded(length)].append(number)
     written: dict[int, Ids] = {}
     with frozen(model):
         for (width, length), numbers in buckets.items():
             size = max(1, max_tokens // (width + length))
             for start in range(0, len(numbers), size):
                 chosen = numbers[start : start + size]
-                texts = _continue(model, [prompts[number] for number in chosen], length)
+                longest = max(lengths[number] for number in chosen)
+                texts = _continue(model, [prompts[number] for number in chosen], longest)
                 written.update(zip(chosen, texts, strict=True))
     return [written[number][: lengths[number]] for number in range(len(prompts))]
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _BUCKET) * _BUCKET
 
 
 def _continue(model: PreTrainedModel, prompts: Sequence[Ids], length: int) -> list[Ids]:
     from transformers import GenerationConfig
 
-    ids = torch.tensor(prompts, device=model.get_input_embeddings().weight.device)  # (b, t)
+    width = max(map(len, prompts))
+    device = model.get_input_embeddings().weight.device
+    padded = [(0,) * (width - len(prompt)) + prompt for prompt in prompts]
+    ids = torch.tensor(padded, device=device)  # (b, t)
+    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
+    mask = (torch.arange(width, device=device) >= starts[:, None]).long()  # (b, t)
     ends = _end_ids(model)
     config = GenerationConfig(
         do_sample=False,
@@ -51,8 +64,8 @@ def _continue(model: PreTrainedModel, prompts: Sequence[Ids], length: int) -> li
         pad_token_id=ends[0] if ends else 0,
     )
     with _plain_generation(model, config):
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return [_until_end(row, ends) for row in output[:, ids.shape[1] :].tolist()]
+        output = model.generate(ids, attention_mask=mask, generation_config=config)
+    return [_until_end(row, ends) for row in output[:, width:].tolist()]
 
 
 def _end_ids(model: PreTrainedModel) -> list[int]:

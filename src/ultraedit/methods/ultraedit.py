@@ -39,8 +39,8 @@ class UltraEditConfig:
     """Settings of UltraEdit."""
 
     lr: float = 1e-6
-    """Step along the normalised gradient, the paper's eta. Left out, it comes from the model's
-    recipe, or from its width where there is none."""
+    """Step along the normalised gradient, the paper's eta. Default: the recipe's for the paper's
+    models (1e-6); for others one by the model's width."""
     statistics: Literal["exact", "authors"] = "exact"
     """How mean and deviation are kept: exactly, or as the published code does (for parity)."""
     pool: Literal["shape", "module"] = "shape"

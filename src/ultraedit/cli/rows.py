@@ -1,0 +1,111 @@
+"""Edits from a file, checked before anything is done with them."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ultraedit.cli.screen import bar
+from ultraedit.editfile import BadRow, EditFile
+from ultraedit.edits import Edit, in_turns
+from ultraedit.errors import InputError
+from ultraedit.tokens import Encoder
+
+_KEPT = 1000
+"""Bad rows kept to be listed; more are only counted."""
+_SHOWN = 20
+_WINDOW = 1024
+
+
+@dataclass
+class Checked:
+    """A file of edits that was read once, whole."""
+
+    file: EditFile
+    encoder: Encoder
+    limit: int | None
+    good: int = 0
+    bad: int = 0
+    bad_rows: list[BadRow] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Edit]:
+        """Yield the good rows again; the model is asked about each only where some were bad."""
+        if self.bad:
+            rows = (row for row in _rows(self.file, self.encoder) if isinstance(row, Edit))
+        else:
+            rows = (row for row in self.file if isinstance(row, Edit))
+        return islice(rows, self.limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a receipt says about the file."""
+        with self.file.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        left_out = [str(row) for row in self.bad_rows]
+        return {
+            "file": self.file.path.name,
+            "sha256": digest,
+            "edits": self.good,
+            "left_out": self.bad,
+            "left_out_rows": left_out,
+        }
+
+
+def check_rows(
+    path: Path, encoder: Encoder, console: Console, *, skip_bad: bool, limit: int | None = None
+) -> Checked:
+    """Read a file of edits once and refuse it when a row is bad, unless bad rows are skipped."""
+    checked = Checked(EditFile(path), encoder, limit)
+    with bar(console, f"Checking {path.name}", None, "rows") as advance:
+        _count(checked, advance)
+    if checked.file.ignored_columns:
+        names = ", ".join(sorted(checked.file.ignored_columns)[:8])
+        console.print(f"[yellow]Columns that no edit has were left aside:[/] {names}")
+    if checked.bad:
+        _report(checked, console, skip_bad=skip_bad)
+    if not checked.good:
+        raise InputError(f"{path} holds no edits.")
+    return checked
+
+
+def _count(checked: Checked, advance: Callable[..., None]) -> None:
+    for rows in in_turns(_rows(checked.file, checked.encoder), _WINDOW):
+        for row in rows:
+            if isinstance(row, Edit):
+                checked.good += 1
+            else:
+                checked.bad += 1
+                if len(checked.bad_rows) < _KEPT:
+                    checked.bad_rows.append(row)
+            if checked.good == checked.limit:
+                break
+        advance(len(rows))
+        if checked.good == checked.limit:
+            return
+
+
+def _rows(file: EditFile, encoder: Encoder) -> Iterator[Edit | BadRow]:
+    """Yield rows, with those that do not fit the model turned into bad ones."""
+    for window in in_turns(file.numbered(), _WINDOW):
+        edits = [row for _, row in window if isinstance(row, Edit)]
+        problems = iter(encoder.problems(edits))
+        for line, row in window:
+            reason = next(problems) if isinstance(row, Edit) else None
+            yield row if reason is None else BadRow(file.path.name, line, reason)
+
+
+def _report(checked: Checked, console: Console, *, skip_bad: bool) -> None:
+    shown = [f"  {row}" for row in checked.bad_rows[:_SHOWN]]
+    if checked.bad > _SHOWN:
+        shown.append(f"  … and {checked.bad - _SHOWN:,} more")
+    listing = "\n".join(shown)
+    if not skip_bad:
+        raise InputError(
+            f"{checked.bad:,} of {checked.bad + checked.good:,} rows are no edits, so nothing was "
+            f"done:\n{listing}\nMend them, or leave them out with --skip-bad-rows."
+        )
+    console.print(f"[yellow]Left out {checked.bad:,} rows that are no edits:[/]")
+    console.print(listing, markup=False)
