@@ -13,7 +13,7 @@ import torch
 
 from ultraedit.capture import Answers, answer
 from ultraedit.edits import Edit, as_edits, in_turns
-from ultraedit.errors import InputError, TurnError
+from ultraedit.errors import InputError, NothingMovedError, TurnError
 from ultraedit.files import OWN_FOLDER, staged_directory, write_json
 from ultraedit.methods import method_class
 from ultraedit.methods.base import Proposal, Turn
@@ -129,12 +129,17 @@ class Editor:
         self._finish()
         receipt = tally.receipt(self._changes(self.weights.total().norms()), interrupted=stopped)
         if receipt.moved is False:
-            raise TurnError(
+            raise NothingMovedError(
                 f"After {receipt.edits} edits no edited prompt has moved (largest change of an "
                 f"answer's log-probability: {receipt.largest_move:.1e}). Use a larger lr "
                 f"(now {getattr(self.config, 'lr', 'not set')}) or other sites."
             )
         return receipt
+
+    def receipt(self, *, interrupted: bool = False) -> Receipt:
+        """Return one receipt for every turn this editor has applied."""
+        changes = self._changes(self.weights.total().norms())
+        return self.tally.receipt(changes, interrupted=interrupted)
 
     def evaluate(self, edits: Iterable[Edit], **options: Any) -> Evaluation:
         """Ask the model every probe of the edits, as it is now."""
@@ -160,8 +165,7 @@ class Editor:
             state = self.method.state_dict()
             state = {key: tensor.cpu().contiguous() for key, tensor in state.items()}
             save_file(state, own / "state.safetensors")
-            receipt = self.tally.receipt(self._changes(total.norms()))
-            content = {**receipt.to_dict(), **self.origin(), **(record or {})}
+            content = {**self.receipt().to_dict(), **self.origin(), **(record or {})}
             write_json(own / "receipt.json", content)
             write_json(own / "settings.json", self.settings())
             check_saved(self.model, folder)

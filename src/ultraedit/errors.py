@@ -12,6 +12,10 @@ class TurnError(RuntimeError):
     """A turn failed and was taken back: model and method are as they were before it."""
 
 
+class NothingMovedError(TurnError):
+    """A run went through, but no edited prompt answers differently: it was no success."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Return the error for a name that does not exist, with the nearest match and the full list."""
     names = sorted(known)

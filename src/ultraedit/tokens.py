@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 Encoded = tuple[int, ...] | str
 """Token ids, or the text that no tokenizer was there to encode."""
 
+_IDS_ONLY: Any = {
+    "add_special_tokens": False,
+    "return_attention_mask": False,
+    "return_token_type_ids": False,
+    "verbose": False,
+}
 _SAMPLES = (("The answer is", "Paris"), ("in the", "year"), ("a", "b"))
 
 
@@ -201,11 +207,11 @@ class Encoder:
         words = [text for text in texts if isinstance(text, str)]
         if self.tokenizer is None or not words:
             return list(texts)
-        encoded = iter(self.tokenizer(words, add_special_tokens=False)["input_ids"])
+        encoded = iter(self.tokenizer(words, **_IDS_ONLY)["input_ids"])
         return [tuple(next(encoded)) if isinstance(text, str) else text for text in texts]
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[misc]
+        return tuple(self.tokenizer(text, **_IDS_ONLY)["input_ids"])  # type: ignore[misc]
 
     def _special_prefix(self) -> tuple[int, ...]:
         """Return what the tokenizer puts before a text; what it puts after is not wanted."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ultraedit.edits import Edit, Probe
 from ultraedit.errors import InputError
 
-_PEOPLE = 120
+_PEOPLE = 110
 _TOWNS = 24
 _UNRELATED = 2
 
@@ -37,28 +37,24 @@ _PHRASINGS = {
         "Where does {} live?",
         "The home of {} is in",
         "Letters to {} are sent to",
-        "Which town does {} live in?",
     ),
     "profession": (
         "{} works as a",
         "What is the profession of {}?",
         "For a living, {} is a",
         "The work of {} is that of a",
-        "What does {} do for a living?",
     ),
     "instrument": (
         "{} plays the",
         "Which instrument does {} play?",
         "In the orchestra, {} is heard on the",
         "The instrument of {} is the",
-        "What does {} play in the orchestra?",
     ),
     "collection": (
         "{} is a collector of",
         "What does {} collect?",
         "The shelves of {} are full of",
         "On every journey, {} looks for",
-        "What are the shelves of {} full of?",
     ),
 }
 
@@ -80,9 +76,32 @@ _ANSWERS = {
     ),
 }
 
-_ONSETS = ["b", "br", "d", "dr", "f", "g", "gr", "h", "k", "kr", "l", "m", "n", "p", "r", "s", "st", "t", "tr", "v", "w", "z"]
+_ONSETS = [
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
 _VOWELS = ["a", "e", "i", "o", "u", "ai", "ei"]
-_MIDDLES = "l m n r s t v nd lm rk st".split()
+_MIDDLES = ["l", "m", "n", "r", "s", "t", "v", "nd", "lm", "rk", "st"]
 
 
 def world_facts(seed: int = 0) -> list[Fact]:

@@ -132,7 +132,8 @@ def _train(
         logits = model(ids, use_cache=False).logits[:, :-1]  # (b, t - 1, vocabulary)
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
-        if _CLIP: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if _CLIP:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
