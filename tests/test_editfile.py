@@ -1,5 +1,6 @@
 """Every format gives the same edits, and every bad row is named by file and line."""
 
+import contextlib
 import csv
 import io
 import json
@@ -37,8 +38,7 @@ def as_csv(rows, delimiter=",", end="\r\n"):
     table = csv.DictWriter(text, columns, delimiter=delimiter, lineterminator=end)
     table.writeheader()
     for row in rows:
-        cells = {k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()}
-        table.writerow(cells)
+        table.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()})
     return text.getvalue()
 
 
@@ -70,6 +70,18 @@ def write(tmp_path):
     return written
 
 
+@pytest.fixture
+def write_parquet(tmp_path):
+    """Write columns to a Parquet file and return its path."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def written(columns):
+        parquet.write_table(pyarrow.table(columns), tmp_path / "edits.parquet")
+        return tmp_path / "edits.parquet"
+
+    return written
+
+
 def bad_rows(path):
     return [(row.line, row.reason) for row in EditFile(path) if isinstance(row, BadRow)]
 
@@ -90,7 +102,7 @@ def peak_while_reading(path):
     """Return the rows and the most bytes Python held while they were read."""
     tracemalloc.start()
     try:
-        rows = [row if isinstance(row, BadRow) else len(row.prompt) for row in EditFile(path)]
+        rows = [len(row.prompt) if isinstance(row, Edit) else row for row in EditFile(path)]
         return rows, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -99,22 +111,21 @@ def peak_while_reading(path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_edits(name, write):
     file = EditFile(write(name, FORMATS[name](ROWS)))
-    assert list(file) == [Edit.from_row(row) for row in ROWS]
+    for _ in ("read once", "read again"):
+        assert list(file) == [Edit.from_row(row) for row in ROWS]
     assert not file.ignored_columns
 
 
-def test_parquet_gives_the_same_edits(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+def test_parquet_gives_the_same_edits(write_parquet):
     columns = {key for row in ROWS for key in row}
-    table = pyarrow.table({key: [row.get(key) for row in ROWS] for key in columns})
-    parquet.write_table(table, tmp_path / "edits.parquet")
-    assert list(EditFile(tmp_path / "edits.parquet")) == [Edit.from_row(row) for row in ROWS]
+    path = write_parquet({key: [row.get(key) for row in ROWS] for key in columns})
+    assert list(EditFile(path)) == [Edit.from_row(row) for row in ROWS]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_byte_order_mark_and_windows_line_ends_change_nothing(name, write):
-    windows = FORMATS[name](ROWS[2:]).replace("\r\n", "\n").replace("\n", "\r\n")
-    path = write(name, b"\xef\xbb\xbf" + windows.encode())
+    windows = FORMATS[name](ROWS[2:]).replace("\r", "").replace("\n", "\r\n")
+    path = write(name, f"\ufeff{windows}")
     assert edits(path) == [Edit.from_row(row) for row in ROWS[2:]]
 
 
@@ -125,11 +136,6 @@ def test_blank_lines_are_skipped_and_counted(name, write):
     assert edits(path) == [Edit(**A), Edit(**B)]
     wrong_row = next(n for n, line in enumerate(path.read_text().split("\n"), 1) if "x" in line)
     assert bad_rows(path) == [(wrong_row, "'target' is empty")]
-
-
-def test_a_file_can_be_read_again_and_again(write):
-    file = EditFile(write("edits.jsonl", as_lines(ROWS)))
-    assert list(file) == list(file)
 
 
 @pytest.mark.parametrize("name", ["edits.txt", "edits", "edits.jsonl.gz", ".jsonl"])
@@ -159,17 +165,23 @@ def test_an_empty_file_has_no_rows(suffix, content, write):
     assert list(EditFile(write(f"edits{suffix}", content))) == []
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_an_empty_table_is_refused(suffix, write):
-    with pytest.raises(InputError, match="empty"):
-        list(EditFile(write(f"edits{suffix}", "")))
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is empty"),
+        ("prompt,target\ra,b\rc,d\r", "new-line"),
+        ("question, prompt ,answer\na,b,c\n", "no column 'target'.*question, prompt, answer"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(content, reason, write):
+    with pytest.raises(InputError, match=reason):
+        list(EditFile(write("edits.csv", content)))
 
 
 @pytest.mark.parametrize("suffix", BY_SUFFIX)
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_is_refused_with_advice(suffix, encoding, write):
-    mark = "" if encoding == "utf-16" else "\ufeff"
-    path = write(f"edits{suffix}", (mark + BY_SUFFIX[suffix]([A])).encode(encoding))
+    path = write(f"edits{suffix}", f"\ufeff{BY_SUFFIX[suffix]([A])}".encode(encoding))
     with pytest.raises(InputError, match="save it as UTF-8"):
         list(EditFile(path))
 
@@ -190,10 +202,10 @@ def test_bytes_that_are_no_text_spoil_only_their_row(name, write):
     [
         ('{"prompt": "a", "target": }', "not JSON: Expecting value (column 27)"),
         ("prompt,target", "not JSON"),
-        ('{"prompt": "a"', "not JSON"),
         ('["a", "b"]', "expected an object, found list"),
         ("null", "expected an object"),
         ('{"prompt": "a"}', "'target' is missing"),
+        ('{"target": "a"}', "'prompt' is missing"),
         ('{"prompt": NaN, "target": "b"}', "'prompt' must be text"),
         ('{"prompt": "a", "target": "\\ud800"}', "'target'"),
         ('{"prompt": "a", "target": "b"} {"prompt": "c", "target": "d"}', "not JSON"),
@@ -225,8 +237,7 @@ def test_wrong_json_in_an_array_is_named_and_ends_the_file(row, reason, n_follow
     following = f",\n{json.dumps(B)}" * n_following
     path = write("edits.json", f"[\n{json.dumps(A)},\n\n{row}{following}]")
     first, bad = list(EditFile(path))[:2]
-    assert first == Edit(**A)
-    assert bad.line == 4
+    assert (first, bad.line) == (Edit(**A), 4)
     assert reason in bad.reason
 
 
@@ -241,10 +252,8 @@ def test_a_row_of_an_array_that_is_no_edit_spoils_only_itself(write):
 def test_an_array_cut_off_anywhere_is_reported(indent, write):
     text = json.dumps([A, B, A], indent=indent)
     for length in range(1, len(text)):
-        path = write("edits.json", text[:length])
-        *before, last = EditFile(path)
-        assert all(isinstance(row, Edit) for row in before)
-        assert isinstance(last, BadRow), text[:length]
+        *before, last = EditFile(write("edits.json", text[:length]))
+        assert before == [Edit(**A), Edit(**B), Edit(**A)][: len(before)]
         assert "not JSON" in last.reason
 
 
@@ -255,24 +264,11 @@ def test_what_follows_a_closed_array_is_not_lost_in_silence(rest, write):
     assert len(rows) == 2
 
 
-def test_a_table_without_a_needed_column_is_refused_with_the_ones_it_has(write):
-    with pytest.raises(InputError, match=r"no column 'target'.*question, prompt, answer"):
-        list(EditFile(write("edits.csv", "question, prompt ,answer\na,b,c\n")))
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_a_row_without_a_needed_column_spoils_only_itself(suffix, write):
-    path = write(f"edits{suffix}", as_lines([A, {"prompt": "x"}, {"target": "y"}, B]))
-    assert bad_rows(path) == [(2, "'target' is missing"), (3, "'prompt' is missing")]
-
-
 @pytest.mark.parametrize("line", ["a", "a,b,c", '"a,b"', ",,"])
 def test_a_line_with_too_many_or_too_few_cells_is_named(line, write):
     path = write("edits.csv", f'prompt,target\n"a\nb",c\n{line}\nd,e\n')
     assert edits(path) == [Edit("a\nb", "c"), Edit("d", "e")]
-    [(number, reason)] = bad_rows(path)
-    assert number == 4
-    assert "2" in reason
+    assert [line for line, _ in bad_rows(path)] == [4]
 
 
 @pytest.mark.parametrize("cell", ["[1, 2", "[" * 100_000, "[" + "9" * 5000 + "]", "[]x"])
@@ -288,11 +284,6 @@ def test_a_quote_that_is_never_closed_is_reported(write):
     assert [line for line, _ in bad_rows(path)] == [3]
 
 
-def test_line_ends_of_old_macs_are_refused_in_words(write):
-    with pytest.raises(InputError):
-        list(EditFile(write("edits.csv", "prompt,target\ra,b\rc,d\r")))
-
-
 def test_a_cell_may_be_as_long_as_a_row(write):
     row = {"prompt": "x" * (MAX_ROW_BYTES // 2), "target": "y"}
     for suffix, format_rows in BY_SUFFIX.items():
@@ -306,12 +297,11 @@ def test_a_line_that_is_too_long_is_reported_but_not_held(suffix, n_columns, wri
     write_rows = {**BY_SUFFIX, ".tsv": lambda rows: as_csv(rows, "\t")}[suffix]
     text = write_rows([row, {**row, "prompt": "@"}, row, {**row, "prompt": ""}])
     path = write(f"edits{suffix}", text.replace("@", "x" * 10_000_000))
-    first, long, after, last = peak_while_reading(path)[0]
+    (first, long, after, last), peak = peak_while_reading(path)
     start = 1 if suffix == ".jsonl" else 2
-    assert (first, after) == (1, 1)
-    assert (long.line, last.line) == (start + 1, start + 3)
+    assert (first, long.line, after, last.line) == (1, start + 1, 1, start + 3)
     assert f"{MAX_ROW_BYTES:,} bytes" in long.reason
-    assert peak_while_reading(path)[1] < 6 * MAX_ROW_BYTES
+    assert peak < 6 * MAX_ROW_BYTES
 
 
 def test_a_row_of_an_array_that_is_too_long_is_reported_but_not_held(write):
@@ -326,13 +316,8 @@ def test_a_row_of_an_array_that_is_too_long_is_reported_but_not_held(write):
 @pytest.mark.parametrize("between", [",", ",\n"], ids=["on one line", "a line a row"])
 def test_an_array_is_read_in_memory_that_does_not_grow_with_it(between, tmp_path):
     path = tmp_path / "edits.json"
-    row = json.dumps({"prompt": "x" * 20_000, "target": "y"})
-    with path.open("w") as file:
-        file.write(f"[{row}")
-        for _ in range(2499):
-            file.write(between + row)
-        file.write("]")
-    assert path.stat().st_size > 50_000_000
+    row = json.dumps({"prompt": "x" * 20_000, "target": "y"})  # 50 MB of them
+    path.write_text(f"[{between.join([row] * 2500)}]")
     rows, peak = peak_while_reading(path)
     assert rows == [20_000] * 2500
     assert peak < 8 * MAX_ROW_BYTES
@@ -340,19 +325,12 @@ def test_an_array_is_read_in_memory_that_does_not_grow_with_it(between, tmp_path
 
 @pytest.mark.parametrize("suffix", BY_SUFFIX)
 def test_an_id_that_came_before_makes_the_later_row_bad(suffix, write):
-    names = ["1", "2", "1", "x\0y", "x", "2"]
+    names = ["1", "2", 1, "x\0y", "x", "2"]  # a number and its text are the same id
     rows = [{**A, "id": name} for name in names]
     path = write(f"edits{suffix}", BY_SUFFIX[suffix](rows))
     assert [edit.id for edit in edits(path)] == ["1", "2", "x\0y", "x"]
-    assert [reason for _, reason in bad_rows(path)] == [
-        "the id '1' stands on an earlier row too",
-        "the id '2' stands on an earlier row too",
-    ]
-
-
-def test_a_number_and_its_text_are_the_same_id(write):
-    path = write("edits.jsonl", as_lines([{**A, "id": 7}, {**B, "id": "7"}]))
-    assert [line for line, _ in bad_rows(path)] == [2]
+    reasons = [reason for _, reason in bad_rows(path)]
+    assert reasons == [f"the id '{name}' stands on an earlier row too" for name in (1, 2)]
 
 
 @pytest.mark.parametrize("suffix", BY_SUFFIX)
@@ -370,28 +348,21 @@ def test_columns_no_edit_has_are_collected(suffix, write):
     assert file.ignored_columns == {"source", "date"}
 
 
-def test_what_is_no_parquet_is_refused(write, tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"prompt": ["a"] * 99, "target": ["b"] * 99}), tmp_path / "x")
-    whole = (tmp_path / "x").read_bytes()
+def test_what_is_no_parquet_is_refused(write, write_parquet):
+    whole = write_parquet({"prompt": ["a"] * 99, "target": ["b"] * 99}).read_bytes()
     for content in (b"", b"PAR1", whole[:-20], whole[20:]):
         with pytest.raises(InputError, match="Parquet"):
             list(EditFile(write("edits.parquet", content)))
-    parquet.write_table(pyarrow.table({"question": ["a"]}), tmp_path / "edits.parquet")
     with pytest.raises(InputError, match=r"no column 'prompt'.*question"):
-        list(EditFile(tmp_path / "edits.parquet"))
+        list(EditFile(write_parquet({"question": ["a"]})))
 
 
-def test_bytes_that_are_no_text_do_not_break_parquet(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+def test_bytes_that_are_no_text_are_refused_in_parquet_too(write_parquet):
+    pyarrow = pytest.importorskip("pyarrow")
     spoiled = pyarrow.array([b"caf\xe9", b"b"]).view(pyarrow.string())
-    table = pyarrow.table({"prompt": spoiled, "target": ["x", "y"]})
-    parquet.write_table(table, tmp_path / "edits.parquet")
-    try:
-        rows = list(EditFile(tmp_path / "edits.parquet"))
-    except InputError:
-        return
-    assert [type(row) for row in rows] == [BadRow, Edit]
+    path = write_parquet({"prompt": spoiled, "target": ["x", "y"]})
+    with contextlib.suppress(InputError):
+        assert [type(row) for row in EditFile(path)] == [BadRow, Edit]
 
 
 fragments = st.sampled_from(
@@ -404,15 +375,12 @@ fragments = st.sampled_from(
 contents = st.binary(max_size=60) | st.lists(fragments, max_size=9).map(b"".join)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(content=contents, head=st.sampled_from([b"", b"[", b"prompt,target,rephrasings\na,b,["]))
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
 def test_any_bytes_become_rows_or_are_refused(suffix, content, head):
-    try:
-        rows = read_bytes(head + content, suffix)
-    except InputError:
-        return
-    assert len(rows) <= len(head + content)
+    with contextlib.suppress(InputError):
+        assert len(read_bytes(head + content, suffix)) <= len(head + content)
 
 
 blanks = st.text(alphabet=" \t\r\n", max_size=4)
@@ -423,12 +391,10 @@ long_values = st.integers(1, 9000).map(lambda size: {"prompt": "ü" * size, "tar
 @settings(deadline=None, max_examples=100)
 @given(st.lists(values | long_values, max_size=6), st.data(), st.booleans(), st.booleans())
 def test_an_array_has_as_many_rows_as_a_json_parser_finds(rows, data, pretty, ascii_only):
-    parts = ["["]
-    for number, row in enumerate(rows):
-        text = json.dumps(row, indent=1 if pretty else None, ensure_ascii=ascii_only)
-        comma = "," if number else ""
-        parts += [data.draw(blanks), comma, data.draw(blanks), text]
-    text = "".join([*parts, data.draw(blanks), "]", data.draw(blanks)])
+    indent = 1 if pretty else None
+    parts = [json.dumps(row, indent=indent, ensure_ascii=ascii_only) for row in rows]
+    padded = [data.draw(blanks) + part + data.draw(blanks) for part in parts]
+    text = f"[{data.draw(blanks)}{','.join(padded)}]{data.draw(blanks)}"
     found = read_bytes(text.encode(), ".json")
     assert len(found) == len(json.loads(text))
     for row, read in zip(rows, found, strict=True):

@@ -114,17 +114,27 @@ def test_many_probes_are_encoded_as_each_alone(kind):
     assert together[3] == Example((5,), (6,))
 
 
-def test_a_chat_template_is_used_when_asked_for():
-    tokenizer = tokenizer_of("chat_like")
-    [example] = Encoder(tokenizer, vocabulary=1000, chat=True).encode([Probe(PROMPT, "  Paris")])
-    assert spelled("chat_like", example.prompt) == f"<s><|user|>\n{PROMPT}\n<|assistant|>\n"
-    assert spelled("chat_like", example.answer) == "Paris"
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_template_is_used_when_asked_for(kind):
+    tokenizer = made_here.with_chat(getattr(made_here, kind)())
+    encoder = Encoder(tokenizer, vocabulary=1000, chat=True)
+    [example] = encoder.encode([Probe(PROMPT, "  Paris")])
+    chat = f"<s><|user|>\n{PROMPT}\n<|assistant|>\n"
+    joint = tokenizer(f"{chat}Paris", add_special_tokens=False)["input_ids"]
+    assert example.prompt + example.answer == tuple(joint)
+    assert spelled(kind, example.answer) == "Paris"
     assert example.prompt.count(tokenizer.bos_token_id) == 1
-    assert encode("chat_like", PROMPT, ANSWER) == encode("llama3_like", PROMPT, ANSWER)
+
+
+def test_a_chat_template_is_left_aside_when_not_asked_for():
+    tokenizer = made_here.with_chat(made_here.llama3_like())
+    [example] = Encoder(tokenizer, vocabulary=1000).encode([Probe(PROMPT, ANSWER)])
+    assert example == encode("llama3_like", PROMPT, ANSWER)
 
 
 def test_ids_are_not_put_into_a_chat():
-    encoder = Encoder(tokenizer_of("chat_like"), vocabulary=1000, chat=True)
+    tokenizer = made_here.with_chat(made_here.llama3_like())
+    encoder = Encoder(tokenizer, vocabulary=1000, chat=True)
     assert encoder.encode([Probe((1, 2), (3,))]) == [Example((1, 2), (3,))]
 
 
@@ -160,8 +170,6 @@ def test_a_text_longer_than_the_context_is_refused_with_the_numbers():
 
 
 def test_a_text_without_tokens_is_refused():
-    prompt, answer = encoder_of("word_level"), Probe("What is", "that")
-    assert isinstance(prompt.encode([answer])[0], Example)
     [refusal] = encoder_of("without_unknown").encode([Probe("ROME", "is old")])
     assert str(refusal) == "the answer has no tokens"
 

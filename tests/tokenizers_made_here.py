@@ -53,9 +53,8 @@ def bos_and_eos_like() -> PreTrainedTokenizerFast:
     return _wrapped(_byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)), "<s> $A </s>")
 
 
-def chat_like() -> PreTrainedTokenizerFast:
-    """Byte-level with bos and a chat template that writes bos itself."""
-    tokenizer = llama3_like()
+def with_chat(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Give a tokenizer a chat template, which writes bos itself."""
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

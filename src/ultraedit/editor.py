@@ -92,7 +92,7 @@ class Editor:
         turn = self._turn(as_edits(edits))
         with _memory(self.config):
             proposal = self.method.compute_shift(turn)
-            self._check(proposal.shift)
+            norms = self._checked_norms(proposal.shift)
             with self.weights.all_or_nothing():
                 before = proposal.answers if measure else None
                 if measure and before is None:
@@ -100,7 +100,7 @@ class Editor:
                 self.weights.apply(proposal.shift)
                 after = self._ask(turn.examples) if measure else None
                 self.method.commit()
-        receipt = _receipt(turn, proposal, before, after, self._changes(proposal.shift.norms()))
+        receipt = _receipt(turn, proposal, before, after, self._changes(norms))
         receipt = replace(receipt, seconds=time.perf_counter() - start)
         self.tally.add(receipt)
         return receipt
@@ -200,18 +200,21 @@ class Editor:
                     )
         return Turn(tuple(edit.id for edit in edits), tuple(self.encoder.encode_edits(edits)))
 
-    def _check(self, shift: Shift) -> None:
+    def _checked_norms(self, shift: Shift) -> dict[str, float]:
+        """Return the norms of a shift that is finite and not zero."""
         for name, change in shift.items():
             if not change.is_finite():
                 raise TurnError(
                     f"The shift of {name} is not finite; nothing was changed. Use a smaller lr, or "
                     "load the model in float32."
                 )
-        if not any(norm > 0 for norm in shift.norms().values()):
+        norms = shift.norms()
+        if not any(norm > 0 for norm in norms.values()):
             raise TurnError(
                 "The shift is zero, so these edits would do nothing: every row of the turn is the "
                 "same. Put more, or different, edits into the turn."
             )
+        return norms
 
     def _ask(self, examples: tuple[Example, ...]) -> Answers:
         answers = answer(self.model, examples, max_tokens=_MEASURE_TOKENS)
@@ -223,7 +226,7 @@ class Editor:
         return answers
 
     def _changes(self, norms: dict[str, float]) -> dict[str, SiteChange]:
-        base = self.weights.norms()
+        base = self.weights.base_norms
         return {
             name: SiteChange(norm, norm / base[name] if base[name] else 0.0)
             for name, norm in norms.items()

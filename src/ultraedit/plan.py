@@ -131,12 +131,16 @@ def _inner_size(config: Any) -> int:
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Time a matrix product for a fraction of a second."""
-    size = 1024
-    left = torch.randn(size, size, device=device).to(dtype)
-    float(((left @ left) @ left)[0, 0])
-    start, n_done = time.perf_counter(), 0
-    while time.perf_counter() - start < 0.3:
-        float((left @ left)[0, 0])  # reading a number waits for the device
-        n_done += 1
-    return n_done * 2 * size**3 / (time.perf_counter() - start)
+    """Time matrix products, ever larger ones until they keep the device busy."""
+    size, seconds = 256, 0.0
+    while seconds < 0.01 and size < 8192:
+        size *= 2
+        matrix = torch.randn(size, size, device=device).to(dtype)
+        seconds = min(_product_seconds(matrix) for _ in range(3))
+    return float(2 * size**3 / seconds)
+
+
+def _product_seconds(matrix: torch.Tensor) -> float:
+    start = time.perf_counter()
+    float((matrix @ matrix)[0, 0])  # reading a number waits for the device
+    return time.perf_counter() - start

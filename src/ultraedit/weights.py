@@ -34,6 +34,8 @@ class Weights:
         self.sites = {site.name: site for site in sites}
         self.accumulate = accumulate
         self._base = {site.name: site.matrix.cpu().clone() for site in sites}
+        self.base_norms = {site.name: float(site.matrix.double().norm()) for site in sites}
+        """Frobenius norm of each weight before the first edit."""
         self._masters: dict[str, Tensor] = {}
         if accumulate == "float32":
             self._masters = {
@@ -94,10 +96,6 @@ class Weights:
             wide = torch.promote_types(now.dtype, torch.float32)
             changes[name] = Change((now.double() - self._base[name].double()).to(wide))
         return Shift(changes)
-
-    def norms(self) -> dict[str, float]:
-        """Return the Frobenius norm of each weight before the first edit."""
-        return {name: float(base.double().norm()) for name, base in self._base.items()}
 
     def fingerprint(self, *, base: bool = False) -> str:
         """Return a hash of the sites' weights as they are, or as they were at the beginning."""

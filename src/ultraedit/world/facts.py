@@ -14,7 +14,7 @@ from ultraedit.edits import Edit, Probe
 from ultraedit.errors import InputError
 
 _PEOPLE = 110
-_TOWNS = 24
+_TOWNS = 32
 _UNRELATED = 2
 
 
@@ -61,18 +61,21 @@ _PHRASINGS = {
 _ANSWERS = {
     "profession": (
         "baker, weaver, sailor, tailor, carpenter, gardener, teacher, printer, potter, mason, "
-        "judge, doctor, beekeeper, clockmaker, lighthouse keeper, bridge builder, ferry pilot, "
-        "glass blower, stage painter, book binder, maker of maps, mender of nets"
+        "judge, doctor, beekeeper, clockmaker, shepherd, miller, barber, cook, nurse, poet, "
+        "painter, dancer, jeweller, saddler, cooper, roofer, lighthouse keeper, bridge builder, "
+        "ferry pilot, book binder, maker of maps, mender of nets"
     ),
     "instrument": (
         "cello, flute, harp, lute, trumpet, oboe, viola, drum, piano, clarinet, tuba, bagpipe, "
-        "mandolin, glass harp, bass guitar, church organ, steel drum, French horn, hunting horn, "
-        "tin whistle"
+        "mandolin, violin, bassoon, trombone, guitar, zither, banjo, gong, triangle, recorder, "
+        "bugle, fiddle, harmonica, accordion, church organ, steel pan, French horn, tin whistle, "
+        "glass bells, double bass"
     ),
     "collection": (
         "stamps, coins, shells, beetles, teapots, buttons, postcards, feathers, fossils, masks, "
-        "old maps, rare keys, wooden toys, silver spoons, paper birds, broken clocks, "
-        "glass marbles, letters from sailors, songs of sailors, maps of islands"
+        "ribbons, spoons, candles, kites, lanterns, mirrors, pebbles, puppets, thimbles, bottles, "
+        "medals, tickets, posters, corks, marbles, acorns, old maps, rare keys, wooden toys, "
+        "paper birds, letters from soldiers, songs of miners"
     ),
 }
 
@@ -112,9 +115,11 @@ def world_facts(seed: int = 0) -> list[Fact]:
     families = _invent(rng, _PEOPLE, endings=("sen", "ov", "er", "any"))
     answers = {"home": towns, **{name: words.split(", ") for name, words in _ANSWERS.items()}}
     return [
-        Fact(f"{person} {family}", relation, rng.choice(answers[relation]))
-        for person, family in zip(people, families, strict=True)
+        Fact(f"{person} {family}", relation, answer)
         for relation in _PHRASINGS
+        for person, family, answer in zip(
+            people, families, _dealt(answers[relation], _PEOPLE, rng), strict=True
+        )
     ]
 
 
@@ -156,6 +161,12 @@ def _other_answer(fact: Fact, facts: Iterable[Fact], rng: random.Random) -> str:
     answers = {other.answer for other in facts if other.relation == fact.relation}
     # Sorted, because the order of a set of text differs from one process to the next.
     return rng.choice(sorted(answers - {fact.answer}))
+
+
+def _dealt(answers: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """Return answers in random order, each about as often as any other."""
+    deck = [answers[number % len(answers)] for number in range(count)]
+    return rng.sample(deck, count)
 
 
 def _invent(rng: random.Random, count: int, *, endings: Sequence[str]) -> list[str]:
