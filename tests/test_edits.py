@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ultraedit.edits import COLUMNS, FAMILIES, Edit, Probe, as_edits, in_turns
@@ -232,6 +232,7 @@ def test_a_turn_may_mix_edits_and_dictionaries():
     assert as_edits(iter([GOOD, Edit(**GOOD)])) == [Edit(**GOOD), Edit(**GOOD)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers()), st.integers(1, 7))
 def test_turns_hold_every_item_in_order(items, size):
     turns = list(in_turns(iter(items), size))
@@ -255,6 +256,7 @@ likely_rows = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(rows | likely_rows)
 def test_any_row_becomes_an_edit_or_is_refused(row):
     try:

@@ -54,7 +54,7 @@ def test_unexpected_weights_are_refused_by_name(folder):
 
 def test_weights_of_another_shape_are_refused(folder):
     rewrite(folder, **{UP: torch.ones(48, 31)})
-    with pytest.raises(InputError, match="shape|size"):
+    with pytest.raises(InputError, match=r"shape|size"):
         load_model(folder)
 
 
@@ -91,7 +91,7 @@ def test_a_directory_without_weights_is_refused(folder):
 
 def test_a_damaged_weight_file_is_refused_in_a_sentence(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)
-    with pytest.raises(InputError, match="weights of .* cannot be loaded"):
+    with pytest.raises(InputError, match=r"weights of .* cannot be loaded"):
         load_model(folder)
 
 
@@ -104,7 +104,7 @@ def test_a_directory_without_a_config_is_refused(folder):
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "no-such-type"}'])
 def test_a_damaged_config_is_refused_in_a_sentence(folder, content):
     (folder / "config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match="configuration of .* cannot be read"):
+    with pytest.raises(InputError, match=r"configuration of .* cannot be read"):
         load_model(folder)
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_hub_id_fails_within_ten_seconds(offline, monkeypatch):
 
 def test_a_name_too_long_for_a_path_is_refused_in_a_sentence():
     with pytest.raises(InputError):
-        load_model("x" * 5000)
+        load_model("x" * 300)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ultraedit.errors import InputError, unknown_name
@@ -188,6 +188,7 @@ def test_a_text_that_does_not_fit_is_refused_by_build_and_not_by_parse(name, tex
         build(Config, {name: parse(Config, name, text)})
 
 
+@settings(deadline=None)
 @given(st.sampled_from([*RIGHT, "unheard of"]), st.text(max_size=9) | st.just("[" * 100_000))
 def test_any_text_of_any_flag_is_taken_or_refused(name, text):
     with contextlib.suppress(InputError):

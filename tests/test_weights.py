@@ -189,8 +189,10 @@ def test_the_total_is_the_sum_of_all_turns_in_float32():
 def test_base_norms_and_the_base_fingerprint_never_change():
     _, sites = sites_of("llama")
     weights = Weights(sites)
-    norms, base = weights.norms(), weights.fingerprint(base=True)
+    norms, base = dict(weights.base_norms), weights.fingerprint(base=True)
     assert base == weights.fingerprint()
+    for site in sites:
+        assert norms[site.name] == pytest.approx(float(site.matrix.norm()), rel=1e-5)
     weights.apply(some_shift(sites))
-    assert weights.norms() == norms
+    assert weights.base_norms == norms
     assert weights.fingerprint(base=True) == base != weights.fingerprint()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sqlite3
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from ultraedit.errors import InputError
 
 MAX_ROW_BYTES = 1 << 20
 """A longer row is reported, not read: it is a damaged file, or no edit."""
+
+_CHUNK_BYTES = 1 << 14
 
 _NOT_UTF8 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -50,6 +54,8 @@ class EditFile:
             raise InputError(f"There is no file {path}.")
         if not self.path.is_file():
             raise InputError(f"{path} is not a file of edits.")
+        if not os.access(self.path, os.R_OK):
+            raise InputError(f"{path} cannot be read: permission denied.")
         suffix = self.path.suffix.lower()
         if suffix not in _READERS:
             raise InputError(
@@ -75,7 +81,7 @@ class EditFile:
             raise InputError(row)
         self.ignored_columns.update(key for key in row if key not in COLUMNS)
         edit = Edit.from_row(row)
-        if row.get("id") is not None and not seen.add(edit.id):
+        if row.get("id") not in (None, "") and not seen.add(edit.id):
             raise InputError(f"the id {edit.id!r} stands on an earlier row too")
         return edit
 
@@ -98,10 +104,7 @@ class _SeenIds:
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Yield numbered lines without their ends; None stands for a line that is too long."""
-    start = file.read(3)
-    if start[:2] in _NOT_UTF8:
-        raise InputError(f"{path} is UTF-16; save it as UTF-8 and try again.")
-    file.seek(3 if start == b"\xef\xbb\xbf" else 0)
+    _skip_mark(file, path)
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -111,6 +114,13 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes | None]]:
             yield number, None
         else:
             yield number, line
+
+
+def _skip_mark(file: BinaryIO, path: Path) -> None:
+    start = file.read(3)
+    if start[:2] in _NOT_UTF8:
+        raise InputError(f"{path} is UTF-16; save it as UTF-8 and try again.")
+    file.seek(3 if start == b"\xef\xbb\xbf" else 0)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -155,13 +165,20 @@ def _read_json(path: Path) -> Iterator[Row]:
                 text.take(1)
         if in_array and not character:
             yield text.line, "not JSON: the array is never closed"
+        elif in_array:
+            text.take(1)
+            if text.peek():
+                yield text.line, "not JSON: text follows the array; it was not read"
 
 
 class _Window:
     """A part of a JSON text that moves on as values are taken from its front."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._chunks = (line for _, line in _lines(file, path))
+        _skip_mark(file, path)
+        decoder = getincrementaldecoder("utf-8")(errors="surrogateescape")
+        pieces = iter(lambda: file.read(_CHUNK_BYTES), b"")
+        self._chunks = (decoder.decode(piece) for piece in pieces)
         self._decode = json.JSONDecoder().raw_decode
         self._text = ""
         self.line = 1
@@ -184,11 +201,15 @@ class _Window:
         while True:
             try:
                 value, end = self._decode(self._text)
-            except json.JSONDecodeError:
-                if not self._grow():
+            except json.JSONDecodeError as error:
+                # What is wrong well before the end of the window does not come from its end.
+                cut_off = error.msg.startswith("Unterminated") or error.pos > len(self._text) - 12
+                if not cut_off or not self._grow():
                     raise
-            except RecursionError as error:
-                raise json.JSONDecodeError("too deeply nested", self._text, 0) from error
+            except (ValueError, RecursionError) as error:
+                deep = isinstance(error, RecursionError)
+                reason = "too deeply nested" if deep else f"not usable: {error}"
+                raise json.JSONDecodeError(reason, "", 0) from error
             else:
                 self.take(end)
                 return value
@@ -201,9 +222,7 @@ class _Window:
         parts = [self._text]
         size = len(self._text)
         for chunk in self._chunks:
-            if chunk is None:
-                raise json.JSONDecodeError(f"a line is longer than {MAX_ROW_BYTES:,} bytes", "", 0)
-            parts.append(_decoded(chunk))
+            parts.append(chunk)
             size += len(chunk)
             if size >= wanted:
                 break
@@ -219,10 +238,14 @@ def _decoded(line: bytes) -> str:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
-        too_long = f"a line is longer than {MAX_ROW_BYTES:,} bytes"
-        lines = (too_long if line is None else _decoded(line) for _, line in _lines(file, path))
-        rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        header = [name.strip() for name in next(rows, [])]
+        csv.field_size_limit(MAX_ROW_BYTES)
+        lines = (_TOO_LONG if line is None else _decoded(line) for _, line in _lines(file, path))
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            header = next(([name.strip() for name in row] for row in rows if row), [])
+        except csv.Error as error:
+            raise InputError(f"{path} is not CSV: {error}.") from error
         _check_header(header, path)
         while True:
             line = rows.line_num + 1
@@ -233,10 +256,14 @@ def _read_csv(path: Path) -> Iterator[Row]:
             except csv.Error as error:
                 yield line, f"not CSV: {error}"
                 continue
-            if cells == [too_long]:
-                yield line, too_long
+            if any(_TOO_LONG in cell for cell in cells):
+                yield line, f"a line is longer than {MAX_ROW_BYTES:,} bytes"
             elif cells:
                 yield line, _csv_row(header, cells)
+
+
+_TOO_LONG = "\udfff"
+"""Stands for a line that is too long: no decoded line can hold it."""
 
 
 def _check_header(header: list[str], path: Path) -> None:
@@ -258,8 +285,8 @@ def _csv_row(header: list[str], cells: list[str]) -> dict[str, Any] | str:
             for name, cell in zip(header, cells, strict=True)
             if cell or name in ("prompt", "target")
         }
-    except json.JSONDecodeError as error:
-        return f"a cell holds a list that is not JSON: {error.msg}"
+    except (ValueError, RecursionError) as error:
+        return f"a cell holds a list that is not JSON: {error}"
 
 
 def _csv_cell(name: str, cell: str) -> Any:
@@ -282,7 +309,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     line += 1
                     yield line, row
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
 
 

@@ -72,6 +72,10 @@ class Edit:
                 object.__setattr__(self, name, _text(getattr(self, name), name))
             else:
                 object.__setattr__(self, f"{name}_ids", _ids(ids, f"{name}_ids"))
+                if getattr(self, name) != "":
+                    object.__setattr__(self, name, _text(getattr(self, name), name))
+        if isinstance(self.subject, (list, tuple)):
+            raise InputError("'subject' must be text, not token ids")
         if self.subject is not None:
             _text(self.subject, "subject")
         for name in ("rephrasings", "personas"):
@@ -106,6 +110,8 @@ class Edit:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Edit:
         """Build an edit from a row of a file; columns it does not know are left aside."""
+        if not isinstance(row, Mapping):
+            raise InputError(f"expected a dictionary, found {type(row).__name__}")
         for name in ("prompt", "target"):
             if row.get(name) is None and row.get(f"{name}_ids") is None:
                 raise InputError(f"{name!r} is missing")
@@ -122,7 +128,7 @@ def as_edits(items: Iterable[Edit | Mapping[str, Any]]) -> list[Edit]:
     for number, item in enumerate(items, 1):
         try:
             edits.append(item if isinstance(item, Edit) else Edit.from_row(item))
-        except (InputError, AttributeError) as error:
+        except InputError as error:
             raise InputError(f"Edit {number} of the turn cannot be used: {error}.") from error
     return edits
 
@@ -170,13 +176,15 @@ def _listed(value: Any, name: str) -> Iterable[Any]:
 def _probe(value: Any, name: str) -> Probe:
     if isinstance(value, Probe):
         return value
-    if isinstance(value, Mapping) and "prompt" in value:
-        answer = value.get("answer", value.get("target"))
-        if answer is not None:
-            return Probe(value["prompt"], answer)
-    if isinstance(value, (list, tuple)) and len(value) == 2:
+    if isinstance(value, Mapping):
+        answer = value.get("answer")
+        value = (value.get("prompt"), value.get("target") if answer is None else answer)
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or None in value:
+        raise InputError(f"{name!r} must hold pairs of 'prompt' and 'answer'")
+    try:
         return Probe(*value)
-    raise InputError(f"{name!r} must hold pairs of 'prompt' and 'answer'")
+    except InputError as error:
+        raise InputError(f"{name!r} has a probe whose {error}") from error
 
 
 def _identity(edit: Edit) -> str:

@@ -16,15 +16,27 @@ OWN_FOLDER = "ultraedit"
 """Folder inside an edited model's directory that holds what is ours, and marks it as ours."""
 
 
+@contextmanager
+def _said_in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+
+
 def check_output_file(path: Path) -> None:
     """Refuse, before any work is done, a file that could not be written afterwards."""
     if str(path) == "-":
         return
-    if path.is_dir():
+    with _said_in_words(path):
+        is_directory, has_folder = path.is_dir(), path.parent.is_dir()
+    if is_directory:
         raise InputError(f"{path} is a directory; name a file to write.")
-    if not path.parent.is_dir():
+    if not has_folder:
         raise InputError(f"There is no folder {path.parent}; create it or name another file.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    replaced = path.is_file() or not path.exists()
+    places = [path.parent] * replaced + [path] * path.exists()
+    if not all(os.access(place, os.W_OK) for place in places):
         raise InputError(f"{path} cannot be written: permission denied.")
 
 
@@ -44,7 +56,7 @@ def write_json(path: Path, content: Any) -> None:
 def staged_file(path: Path) -> Iterator[Path]:
     """Yield a file beside `path` that takes its place when the block succeeds."""
     target = path.resolve()
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     os.close(handle)
     staging = Path(name)
     try:
@@ -57,7 +69,9 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 def check_output_directory(path: Path, *, overwrite: bool = False) -> None:
     """Refuse an output directory that holds something else or cannot be made."""
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
+    with _said_in_words(path):
+        is_else = path.is_symlink() or (path.exists() and not path.is_dir())
+    if is_else:
         raise InputError(f"{path} exists and is not a directory; name another one for --out.")
     if path.is_dir() and any(path.iterdir()):
         if not overwrite:
@@ -83,7 +97,7 @@ def staged_directory(path: Path, *, check_only: bool = False) -> Iterator[Path]:
         place = place.parent
     try:
         made = _make_parents(place)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:80]}.", dir=place))
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=place))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from error
     try:
@@ -115,7 +129,7 @@ def _take_place(staging: Path, target: Path) -> None:
     if not target.exists():
         staging.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name[:80]}.old.", dir=target.parent)) / "old"
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent)) / "old"
     target.rename(old)
     try:
         staging.rename(target)

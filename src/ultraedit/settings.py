@@ -33,7 +33,7 @@ def describe(source: Path, class_name: str) -> list[Setting]:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     body = next(node.body for node in classes if node.name == class_name)
     found = []
-    for node, follower in pairwise(body):
+    for node, follower in pairwise([*body, ast.Pass()]):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             found.append(
                 Setting(

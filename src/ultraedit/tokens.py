@@ -110,6 +110,7 @@ class Encoder:
             )
         self._prefix = () if tokenizer is None or chat else self._special_prefix()
         self._space = "" if tokenizer is None or self._supplies_space() else " "
+        self._newline = 0 if tokenizer is None else len(self._plain("\n"))
 
     @classmethod
     def of(
@@ -123,9 +124,7 @@ class Encoder:
     def encode(self, probes: Sequence[Probe]) -> list[Example | InputError]:
         """Encode many probes at once; one that cannot be used becomes the error that says why."""
         prompts = self._encode_prompts([probe.prompt for probe in probes])
-        answers = self._encode_texts(
-            [self._with_space(probe.prompt, probe.answer) for probe in probes]
-        )
+        answers = self._encode_answers(probes)
         return [self._example(*pair) for pair in zip(prompts, answers, strict=True)]
 
     def encode_edits(self, edits: Sequence[Edit]) -> list[Example]:
@@ -163,13 +162,15 @@ class Encoder:
         if isinstance(prompt, str) or isinstance(answer, str):
             return InputError(
                 "it is text, but the model has no tokenizer: give prompt_ids and target_ids"
+                if self.tokenizer is None
+                else "the model's tokenizer cannot encode it"
             )
         if not prompt or not answer:
             return InputError(f"the {'answer' if prompt else 'prompt'} has no tokens")
         largest = max(*prompt, *answer)
         if largest >= self.vocabulary:
             return InputError(f"token id {largest} is outside the vocabulary of {self.vocabulary}")
-        length = len(prompt) + len(answer)
+        length = len(prompt) + len(answer) - 1
         if self.context is not None and length > self.context:
             return InputError(
                 f"{length} tokens are more than the model's context of {self.context}"
@@ -195,28 +196,48 @@ class Encoder:
             )
         )
 
-    def _with_space(self, prompt: Text, answer: Text) -> Text:
-        """Put exactly one space before an answer where the tokenizer wants it on the word."""
-        if isinstance(answer, tuple):
-            return answer
+    def _encode_answers(self, probes: Sequence[Probe]) -> list[Encoded]:
+        """Encode answers as they stand after their prompts: a space before them, or a new line."""
+        starts = [self._start(probe.prompt) for probe in probes]
+        answers = [
+            probe.answer if isinstance(probe.answer, tuple) else start + probe.answer.lstrip(" ")
+            for start, probe in zip(starts, probes, strict=True)
+        ]
+        return [
+            ids[self._newline :] if start == "\n" and isinstance(text, str) else ids
+            for start, text, ids in zip(starts, answers, self._encode_texts(answers), strict=True)
+        ]
+
+    def _start(self, prompt: Text) -> str:
         fresh_line = self.chat or (isinstance(prompt, str) and prompt.endswith("\n"))
-        return ("" if fresh_line else self._space) + answer.lstrip(" ")
+        return ("" if self._space else "\n") if fresh_line and self.tokenizer else self._space
 
     def _encode_texts(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Encode what is text and pass ids through; without a tokenizer text stays text."""
+        """Encode what is text and pass ids through; what cannot be encoded stays text."""
         words = [text for text in texts if isinstance(text, str)]
         if self.tokenizer is None or not words:
             return list(texts)
-        encoded = iter(self.tokenizer(words, **_IDS_ONLY)["input_ids"])
-        return [tuple(next(encoded)) if isinstance(text, str) else text for text in texts]
+        encoded = iter(self._encode_words(words))
+        return [next(encoded) if isinstance(text, str) else text for text in texts]
+
+    def _encode_words(self, words: list[str]) -> list[Encoded]:
+        try:
+            ids = self.tokenizer(words, **_IDS_ONLY)["input_ids"]  # type: ignore[misc]
+        except Exception:  # noqa: BLE001 - tokenizers raise no more specific kind
+            # One text that has no tokens, such as an unknown word, must not spoil the others.
+            parts = ([word] if len(words) == 1 else self._encode_words([word]) for word in words)
+            return [part[0] for part in parts]
+        return [tuple(one) for one in ids]
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, **_IDS_ONLY)["input_ids"])  # type: ignore[misc]
+        ids = self._encode_words([text])[0]
+        return () if isinstance(ids, str) else ids
 
     def _special_prefix(self) -> tuple[int, ...]:
         """Return what the tokenizer puts before a text; what it puts after is not wanted."""
-        whole = tuple(self.tokenizer("a")["input_ids"])  # type: ignore[misc]
-        plain = self._plain("a")
+        text = next((head for head, _ in _SAMPLES if self._plain(head)), "a")
+        whole = tuple(self.tokenizer(text)["input_ids"])  # type: ignore[misc]
+        plain = self._plain(text)
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start]
