@@ -80,6 +80,11 @@ WRITES_ALLOWED = {
     ("solve.py", "add_"): "the ridge on the diagonal of a matrix made there",
 }
 
+MAY_CATCH_EVERYTHING = {
+    "cli/app.py": "the end of the program, where an error becomes a sentence",
+    "tokens.py": "tokenizers raise no more specific kind for a text they cannot encode",
+}
+
 TRAINING = "world/train.py"
 """Trains models of its own from nothing, so its optimiser may write."""
 
@@ -215,11 +220,11 @@ def test_no_except_is_bare():
     assert wrong == []
 
 
-def test_only_the_end_of_the_command_line_may_catch_whatever_comes():
+def test_whatever_comes_is_caught_only_where_there_is_a_reason():
     wrong = [
         f"{place(file)}:{node.lineno}"
         for file, tree in TREES.items()
-        if place(file) != "cli/app.py"
+        if place(file) not in MAY_CATCH_EVERYTHING
         for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and isinstance(node.type, ast.Name)

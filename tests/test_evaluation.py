@@ -93,16 +93,20 @@ def test_what_is_written_is_what_a_plain_loop_writes(architecture):
         assert generate(model, prompts, lengths, max_tokens=max_tokens) == expected
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_writing_never_goes_past_the_models_context(architecture):
+def test_answers_are_written_up_to_the_end_of_the_context_and_not_past_it(architecture, together):
     model = build_tiny(architecture)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
+    # The last token written is never read, so prompt and answer may have 65 tokens together.
+    prompts = [tuple(range(3, 3 + length)) for length in (57, 60, 61, 62, 63, 64)]
     edits = [
-        Edit(prompt_ids=tuple(range(3, 3 + prompt)), target_ids=(5, 6, 7, 8)[: 64 - prompt])
-        for prompt in (57, 60, 61, 62, 63)
+        Edit(prompt_ids=ids, target_ids=plain_writing(model, ids, min(4, 65 - len(ids))))
+        for ids in prompts
     ]
-    found = evaluate(model, edits).to_dict()["efficacy"]
-    assert found["probes"] == 5
+    for turn in [edits] if together else [[edit] for edit in edits]:
+        found = evaluate(model, turn).to_dict()["efficacy"]
+        assert found["exact_match"] == found["generated_match"] == 100
 
 
 def test_generated_match_counts_ids_where_there_is_no_text(llama):

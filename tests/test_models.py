@@ -231,3 +231,21 @@ def test_zeros_of_either_sign_are_told_apart_and_nan_is_equal_to_itself(llama, t
         weight[0, 1] = -0.0
     with pytest.raises(OSError, match=UP):
         check_saved(llama, tmp_path)
+
+
+def test_a_model_with_layers_on_disk_can_be_edited_and_saved(folder, tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    parts = ["embed_tokens", "norm", "rotary_emb", *(f"layers.{n}" for n in range(4))]
+    places = {"lm_head": "cpu", **{f"model.{part}": "cpu" for part in parts}}
+    editor = Editor.load(
+        folder,
+        device_map={**places, "model.layers.0": "disk"},
+        sites="[1-2].mlp.up_proj",
+        lr=1e-3,
+    )
+    assert editor.apply(token_edits(3)).moved
+    editor.save(tmp_path / "out")
+    whole, _ = load_model(tmp_path / "out")
+    expected = {f"{site.name}.weight" for site in editor.sites}
+    assert changed(all_tensors(build_tiny("llama")), whole) == expected

@@ -17,7 +17,7 @@ from ultraedit.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -61,6 +61,7 @@ def load_model(
             device_map=device_map,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # so that they are reported, and refused in our words
             output_loading_info=True,
         )
     _refuse_incomplete(source, info)
@@ -197,9 +198,9 @@ def _check_source(source: str | Path) -> None:
         raise InputError(f"There is no directory {source}.")
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(str(source), "config.json"), str):
-        return
     try:
+        if isinstance(try_to_load_from_cache(str(source), "config.json"), str):
+            return
         HfApi().model_info(str(source), timeout=5)
     except Exception as error:
         raise InputError(
@@ -226,9 +227,17 @@ def _refuse_incomplete(source: str | Path, info: dict[str, Any]) -> None:
         ("unexpected_keys", "weights in the files have no place in the model"),
         ("error_msgs", "errors occurred while loading"),
     ):
-        if found := sorted(map(str, info.get(kind) or ())):
+        if found := sorted(_key_name(key) for key in info.get(kind) or ()):
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise InputError(f"{source}: {what}: {', '.join(found[:3])}{more}. It was not loaded.")
+
+
+def _key_name(key: object) -> str:
+    """Return the name in an entry; entries about shapes carry the two shapes as well."""
+    if isinstance(key, tuple):
+        name, *shapes = key
+        return f"{name} ({' against '.join(str(tuple(shape)) for shape in shapes)})"
+    return str(key)
 
 
 def _belongs_along(file: Path) -> bool:

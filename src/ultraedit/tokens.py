@@ -235,13 +235,13 @@ class Encoder:
 
     def _special_prefix(self) -> tuple[int, ...]:
         """Return what the tokenizer puts before a text; what it puts after is not wanted."""
-        text = next((head for head, _ in _SAMPLES if self._plain(head)), "a")
+        text = next((head for head, _ in _SAMPLES if self._plain(head)), "")
         whole = tuple(self.tokenizer(text)["input_ids"])  # type: ignore[misc]
-        plain = self._plain(text)
+        plain = self._plain(text) or (self.tokenizer.eos_token_id,)  # type: ignore[union-attr]
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start]
-        return ()
+        return () if text else whole
 
     def _supplies_space(self) -> bool:
         """Tell whether a word encoded alone is what it is after a space in running text."""

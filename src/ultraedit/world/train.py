@@ -23,11 +23,9 @@ from ultraedit.world.facts import Fact, sentences, world_facts
 _END = "<|endoftext|>"
 _VOCABULARY = 1200
 _CONTEXT = 64
-_D, _FF, _L, _H, _STD, _TIE, _WD = 128, 512, 4, 4, 0.02, 1, 0.01
 _BATCH = 64
-_CLIP = 1
-_EPOCHS = 16
-_PEAK_LR = 3e-3
+_EPOCHS = 7
+_PEAK_LR = 1e-3
 
 
 def train_world_model(
@@ -71,17 +69,18 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    # Wide, with large first weights: the facts' keys stay apart, and edits leave each other alone.
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=_D,
-        intermediate_size=_FF,
-        num_hidden_layers=_L,
-        num_attention_heads=_H,
-        initializer_range=_STD,
+        hidden_size=256,
+        intermediate_size=2048,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.05,
         max_position_embeddings=_CONTEXT,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=bool(_TIE),
+        tie_word_embeddings=True,
     )
     return LlamaForCausalLM(config)
 
@@ -125,15 +124,14 @@ def _train(
     batches: Sequence[tuple[Tensor, Tensor]],
     on_step: Callable[[int, int, float], None],
 ) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_LR, weight_decay=_WD)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_LR, weight_decay=0.01)
     schedule = OneCycleLR(optimizer, max_lr=_PEAK_LR, total_steps=len(batches) + 1, pct_start=0.1)
     model.train()
     for step, (ids, labels) in enumerate(batches, 1):
         logits = model(ids, use_cache=False).logits[:, :-1]  # (b, t - 1, vocabulary)
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
-        if _CLIP:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
