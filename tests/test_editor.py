@@ -24,7 +24,7 @@ from tiny_models import (
 )
 from ultraedit.editor import Editor
 from ultraedit.edits import Edit
-from ultraedit.errors import InputError, TurnError
+from ultraedit.errors import InputError, NothingMovedError, TurnError
 from ultraedit.methods.base import Proposal
 from ultraedit.shift import Change, Shift
 
@@ -186,7 +186,7 @@ def test_edits_that_would_do_nothing_are_refused(llama):
 
 def test_a_run_in_which_nothing_moved_says_so(llama):
     editor = Editor(llama, lr=1e-12)
-    with pytest.raises(TurnError, match=r"After 4 edits no edited prompt has moved.*now 1e-12"):
+    with pytest.raises(NothingMovedError, match=r"After 4 edits no edited prompt has moved.*now 1e-12"):
         editor.run(token_edits(4))
 
 

@@ -304,7 +304,7 @@ def test_with_a_tokenizer_text_is_asked_and_text_is_compared(llama):
         ("\uff30\uff41\uff52\uff49\uff53", "Paris", True),
         ("", "Paris", False),
         ("Paris", "", False),
-        ("?!", "?!", False),
+        ("?!", "?!", True),
     ],
 )
 def test_a_text_starts_with_an_answer_as_whole_words(text, answer, expected):

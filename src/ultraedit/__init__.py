@@ -14,6 +14,7 @@ _HOMES = {
     "evaluate": "evaluation",
     "load_model": "models",
     "InputError": "errors",
+    "EditError": "errors",
     "TurnError": "errors",
 }
 

@@ -124,6 +124,8 @@ COLUMNS = tuple(field.name for field in fields(Edit))
 
 def as_edits(items: Iterable[Edit | Mapping[str, Any]]) -> list[Edit]:
     """Return edits from edits or plain dictionaries, naming the one that is wrong."""
+    if isinstance(items, (Edit, Mapping, str)):
+        raise InputError("A turn is a list of edits; put a single edit into a list.")
     edits = []
     for number, item in enumerate(items, 1):
         try:

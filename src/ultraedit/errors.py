@@ -1,4 +1,4 @@
-"""The two kinds of failure a caller must tell apart; everything else is a built-in exception."""
+"""The failures a caller must tell apart; everything else is a built-in exception."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,11 +8,15 @@ class InputError(ValueError):
     """What was given cannot be used; nothing was changed."""
 
 
-class TurnError(RuntimeError):
+class EditError(RuntimeError):
+    """The edits did not take."""
+
+
+class TurnError(EditError):
     """A turn failed and was taken back: model and method are as they were before it."""
 
 
-class NothingMovedError(TurnError):
+class NothingMovedError(EditError):
     """A run went through, but no edited prompt answers differently: it was no success."""
 
 

@@ -38,6 +38,9 @@ _WEIGHT_SUFFIXES = (
     ".onnx",
 )
 _MAX_SHARD = "5GB"
+_LONGEST_PATH = 255
+_MASK_BUFFERS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+"""Constants that old files of GPT-2, GPT-J and Llama carry beside the weights."""
 
 
 def load_model(
@@ -135,10 +138,10 @@ def best_device(name: str | None = None) -> torch.device:
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write an ordinary model directory, with what its source had beside the weights."""
-    with _quiet(), _lenient_generation_config(model), disk_errors():
+    with _quiet(), _lenient_generation_config(model, folder), disk_errors():
         model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
     source = Path(model.config._name_or_path)
-    if source.is_dir():
+    if model.config._name_or_path and source.is_dir():
         for file in source.iterdir():
             if _belongs_along(file) and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
@@ -173,6 +176,8 @@ def check_saved(model: PreTrainedModel, folder: Path) -> None:
     written = dict(loaded.named_parameters())
     for name, weight in model.named_parameters():
         other = written.get(name)
+        if weight.is_meta:
+            continue  # offloaded to disk: never edited, and not here to compare with
         if other is None or other.dtype != weight.dtype or not _same_bits(weight, other):
             raise OSError(
                 f"{name} reads back differently from how it was written; the disk or its driver "
@@ -188,6 +193,8 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _check_source(source: str | Path) -> None:
     """Refuse a model that is not there; a hub id is looked up in the cache, then on the hub."""
+    if len(str(source)) > _LONGEST_PATH:
+        raise InputError(f"There is no model of that name: {str(source)[:80]}…")
     if Path(source).is_dir():
         if not (Path(source) / "config.json").is_file():
             raise InputError(f"{source} has no config.json: it is no Hugging Face model directory.")
@@ -227,7 +234,10 @@ def _refuse_incomplete(source: str | Path, info: dict[str, Any]) -> None:
         ("unexpected_keys", "weights in the files have no place in the model"),
         ("error_msgs", "errors occurred while loading"),
     ):
-        if found := sorted(_key_name(key) for key in info.get(kind) or ()):
+        found = sorted(_key_name(key) for key in info.get(kind) or ())
+        if kind == "unexpected_keys":
+            found = [name for name in found if not _MASK_BUFFERS.search(name)]
+        if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise InputError(f"{source}: {what}: {', '.join(found[:3])}{more}. It was not loaded.")
 
@@ -246,18 +256,22 @@ def _belongs_along(file: Path) -> bool:
 
 
 @contextmanager
-def _lenient_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Leave a generation config that its own library calls invalid to the source's file."""
+def _lenient_generation_config(model: PreTrainedModel, folder: Path) -> Iterator[None]:
+    """Save a generation config as it is, even where its own library calls it invalid."""
+    from transformers import GenerationConfig
+
     config = getattr(model, "generation_config", None)
     try:
         if config is not None:
             config.validate(strict=True)
     except ValueError:
-        model.generation_config = None
+        model.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = config
+        if config is not None and model.generation_config is not config:
+            model.generation_config = config
+            config.to_json_file(folder / "generation_config.json")
 
 
 @contextmanager

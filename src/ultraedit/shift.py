@@ -101,7 +101,10 @@ class Shift(Mapping[str, Change]):
             if kind == "dense":
                 changes[name] = Change(tensor)
             elif kind == "left" and f"{name}.right" in tensors:
-                changes[name] = Change(tensor, tensors[f"{name}.right"])
+                right = tensors[f"{name}.right"]
+                changes[name] = Change(tensor, right)
+                if tensor.shape[1:] != right.shape[:1]:
+                    raise InputError(f"{path}: the factors of {name!r} do not fit each other.")
             elif kind != "right" or f"{name}.left" not in tensors:
                 raise InputError(f"{path}: {key!r} is no part of a shift.")
         return cls(changes)

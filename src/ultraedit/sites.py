@@ -169,9 +169,10 @@ def _split(items: str) -> list[str]:
 def _layers(ranges: str, item: str) -> Iterator[int]:
     for part in ranges.split(","):
         ends = [end.strip() for end in part.split("-")]
-        if len(ends) > 2 or not all(end.isdigit() for end in ends) or int(ends[0]) > int(ends[-1]):
+        numbers = [int(end) for end in ends if end.isdigit() and len(end) <= 4]
+        if len(ends) > 2 or len(numbers) != len(ends) or numbers[0] > numbers[-1]:
             raise InputError(f"{item.strip()!r} is no range of layers; write [11-15] or [29, 30].")
-        yield from range(int(ends[0]), int(ends[-1]) + 1)
+        yield from range(numbers[0], numbers[-1] + 1)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -47,6 +47,8 @@ class Weights:
     @torch.no_grad()
     def apply(self, shift: Shift) -> None:
         """Add a shift to the weights; call it inside `all_or_nothing`."""
+        if unknown := set(shift) - set(self.sites):
+            raise InputError(f"The shift names {sorted(unknown)}, which are no sites of this run.")
         for name, change in shift.items():
             site = self.sites[name]
             master = self._masters.get(name)

@@ -13,7 +13,7 @@ from ultraedit.cli.evaluate import evaluate
 from ultraedit.cli.listing import ls
 from ultraedit.cli.model import inspect, plan
 from ultraedit.cli.screen import show_error
-from ultraedit.errors import InputError, TurnError
+from ultraedit.errors import EditError, InputError
 
 EXIT_CODES = (
     "Exit codes: 0 done · 1 unexpected error · 2 something given cannot be used · "
@@ -59,7 +59,7 @@ def main() -> None:
         _stop("Stopped; nothing was written.", 130)
     except InputError as error:
         _stop(str(error), 2)
-    except TurnError as error:
+    except EditError as error:
         _stop(str(error), 3)
     except (OSError, MemoryError) as error:
         _stop(_machine_failure(error), 4)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ultraedit.cli.screen import bar, duration, show_scores
-from ultraedit.errors import NothingMovedError, TurnError
+from ultraedit.errors import TurnError
 
 if TYPE_CHECKING:
     from ultraedit.cli.rows import Checked
@@ -68,8 +68,6 @@ class EditRun:
         """Return what was done; a turn that fails ends the run, the ones before it stay."""
         try:
             receipt, failure = self._edit(), None
-        except NothingMovedError:
-            raise
         except TurnError as error:
             receipt, failure = self.editor.receipt(interrupted=True), str(error)
             if not receipt.turns:

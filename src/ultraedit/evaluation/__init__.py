@@ -79,6 +79,8 @@ def evaluate(
                 on_answer(row)
         result.edits += len(chosen)
         on_progress(len(chosen))
+    if before is not None and before.edits != result.edits:
+        raise InputError("The earlier evaluation was made with other edits.")
     return result
 
 
@@ -119,7 +121,9 @@ def _encoded(encoder: Encoder, probes: Sequence[tuple[Edit, Family, Probe]]) -> 
 def _room(size: int, example: Example, encoder: Encoder) -> int:
     """Return how many tokens may be written before the model's context is full."""
     wanted = size + _LOOK_AHEAD
-    return wanted if encoder.context is None else min(wanted, encoder.context - len(example.prompt))
+    if encoder.context is None:
+        return wanted
+    return min(wanted, encoder.context - len(example.prompt) + 1)
 
 
 def _score(

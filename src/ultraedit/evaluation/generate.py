@@ -28,9 +28,13 @@ def generate(
 
     Prompts of about one length share a batch; the shorter ones are padded on the left.
     """
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     buckets: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        buckets[_rounded(len(prompt)), _rounded(length)].append(number)
+        key = _rounded(len(prompt)), _rounded(length)
+        # Near the end of the context a neighbour's length would lead past it.
+        fits = context is None or sum(key) <= context
+        buckets[key if fits else (len(prompt), length)].append(number)
     written: dict[int, Ids] = {}
     with frozen(model):
         for (width, length), numbers in buckets.items():

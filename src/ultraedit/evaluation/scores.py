@@ -56,7 +56,9 @@ def share_equal(first: Sequence[int], second: Sequence[int]) -> float:
 def starts_with_words(text: str, answer: str) -> bool:
     """Tell whether a text starts with an answer as whole words, whatever case or punctuation."""
     wanted = _words(answer)
-    return bool(wanted) and _words(text)[: len(wanted)] == wanted
+    if not wanted:  # an answer of signs alone, such as +
+        return bool(answer.strip()) and text.strip().startswith(answer.strip())
+    return _words(text)[: len(wanted)] == wanted
 
 
 def _words(text: str) -> list[str]:

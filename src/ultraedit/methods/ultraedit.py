@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -159,17 +159,19 @@ class UltraEdit(Method):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up statistics saved before, for the same sites and pooling."""
+        own = set(self._groups.values())
         groups = {key.rpartition(".")[0] for key in state}
-        if groups - set(self._groups.values()):
+        parts = ("count", "mean", "squares")
+        if not groups <= own or set(state) != {f"{group}.{p}" for group in groups for p in parts}:
             raise InputError(
-                f"The saved statistics are for {sorted(groups)}, this run has "
-                f"{sorted(set(self._groups.values()))}; use the same sites and pool."
+                f"The saved statistics hold {sorted(state)}, which does not fit this run's groups "
+                f"{sorted(own)}; use the same sites and pool."
             )
-        parts: Any = ("count", "mean", "squares")
-        loaded = {group: [state[f"{group}.{part}"] for part in parts] for group in groups}
         self._moments = {
-            group: Moments(int(count), mean, squares)
-            for group, (count, mean, squares) in loaded.items()
+            group: Moments(
+                int(state[f"{group}.count"]), state[f"{group}.mean"], state[f"{group}.squares"]
+            )
+            for group in groups
         }
 
 
