@@ -56,7 +56,7 @@ def load_model(
 
     config = load_config(source, trust_remote_code=trust_remote_code)
     _refuse_pickles(source)
-    with _quiet(), _sentences(f"The weights of {source} cannot be loaded"):
+    with quiet(), _sentences(f"The weights of {source} cannot be loaded"):
         model, info = AutoModelForCausalLM.from_pretrained(
             str(source),
             config=config,
@@ -78,7 +78,7 @@ def load_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTr
     from transformers import AutoConfig
 
     _check_source(source)
-    with _quiet(), _sentences(f"The configuration of {source} cannot be read"):
+    with quiet(), _sentences(f"The configuration of {source} cannot be read"):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
@@ -97,7 +97,7 @@ def load_skeleton(source: str | Path, *, trust_remote_code: bool = False) -> Pre
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, trust_remote_code=trust_remote_code)
-    with _quiet(), _sentences(f"{source} is not a causal language model"), torch.device("meta"):
+    with quiet(), _sentences(f"{source} is not a causal language model"), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
@@ -110,7 +110,7 @@ def load_tokenizer(
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
-    with _quiet(), _sentences(f"The tokenizer of {source} cannot be loaded"):
+    with quiet(), _sentences(f"The tokenizer of {source} cannot be loaded"):
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
 
 
@@ -138,7 +138,7 @@ def best_device(name: str | None = None) -> torch.device:
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write an ordinary model directory, with what its source had beside the weights."""
-    with _quiet(), _lenient_generation_config(model, folder), disk_errors():
+    with quiet(), _lenient_generation_config(model, folder), disk_errors():
         model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
     source = Path(model.config._name_or_path)
     if model.config._name_or_path and source.is_dir():
@@ -168,7 +168,7 @@ def check_saved(model: PreTrainedModel, folder: Path) -> None:
     """Load what was written with plain transformers and compare every weight, bit for bit."""
     from transformers import AutoModelForCausalLM
 
-    with _quiet():
+    with quiet():
         loaded, info = AutoModelForCausalLM.from_pretrained(
             str(folder), use_safetensors=True, output_loading_info=True
         )
@@ -275,7 +275,7 @@ def _lenient_generation_config(model: PreTrainedModel, folder: Path) -> Iterator
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the libraries' own bars and warnings off the screen."""
     from transformers.utils import logging
 

@@ -63,9 +63,9 @@ def bar(
     with Progress(*columns, console=console, transient=False, expand=False) as progress:
         task = progress.add_task(title, total=total, note="")
 
-        def advance(steps: int, note: str = "") -> None:
+        def advance(steps: int, note: str = "", total: int | None = None) -> None:
             shown = note or progress.tasks[task].fields["note"]
-            progress.update(task, advance=steps, note=shown)
+            progress.update(task, advance=steps, note=shown, total=total)
 
         yield advance
 
@@ -96,7 +96,7 @@ def _cell(name: str, after: Mapping[str, Any], before: Mapping[str, Any] | None)
     if value is None:
         return "-"
     earlier = before.get(name) if before else None
-    return f"{value:.1f}" if earlier is None else f"{earlier:.1f} → [bold]{value:.1f}[/]"
+    return f"{value:.1f}" if earlier is None else f"{earlier:.1f}→[bold]{value:.1f}[/]"
 
 
 def show_definitions(console: Console, readings: Sequence[str]) -> None:

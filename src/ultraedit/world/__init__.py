@@ -4,8 +4,8 @@ from ultraedit.world.facts import Fact, counterfactual_edits, sentences, world_f
 
 __all__ = ["DEMO_LR", "DEMO_SITES", "Fact", "counterfactual_edits", "sentences", "world_facts"]
 
-DEMO_SITES = "[0].mlp.down_proj"
+DEMO_SITES = "[0].mlp.gate_proj, [1].mlp.up_proj"
 """The sites at which the world's model is edited best."""
 
-DEMO_LR = 6e-4
+DEMO_LR = 1.2e-3
 """The `lr` that goes with them."""
