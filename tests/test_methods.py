@@ -125,6 +125,14 @@ def test_an_edit_raises_the_probability_of_its_target(case, architecture, turns)
         assert receipt.log_prob == pytest.approx(after, abs=1e-4)
 
 
+@pytest.mark.parametrize("answer_tokens", [1, 3])
+@every_architecture
+def test_a_first_and_only_edit_with_default_settings_takes(architecture, answer_tokens):
+    editor = Editor(build_tiny(architecture))
+    receipt = editor.apply(token_edits(1, answer_tokens=answer_tokens))
+    assert receipt.log_prob > receipt.log_prob_before + 0.01
+
+
 @every_method
 @every_architecture
 def test_only_the_sites_change(case, architecture, turns):

@@ -233,7 +233,7 @@ def both(where: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "benchmark", "expected"),
+    ("name", "paper_benchmark", "expected"),
     [
         ("llama", None, "[11-15].mlp.gate_proj, [18-24].mlp.up_proj"),
         ("llama", "zsre", "[11-15].mlp.gate_proj, [18-24].mlp.up_proj"),
@@ -250,8 +250,8 @@ def both(where: str) -> str:
         ("gemma3", "ultraeditbench", both("[52-60]")),
     ],
 )
-def test_the_papers_models_have_the_papers_sites(name, benchmark, expected):
-    sites, settings = defaults_for(paper_config(name), "ultraedit", benchmark)
+def test_the_papers_models_have_the_papers_sites(name, paper_benchmark, expected):
+    sites, settings = defaults_for(paper_config(name), "ultraedit", paper_benchmark)
     assert sites == expected
     assert settings["lr"] == 1e-6
 

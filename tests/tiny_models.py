@@ -220,7 +220,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Compare two tensors bit for bit."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
-    left, right = (tensor.detach().contiguous().view(-1) for tensor in (left, right))
+    left, right = (tensor.detach().cpu().contiguous().view(-1) for tensor in (left, right))
     return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 

@@ -50,6 +50,15 @@ class Moments:
         squares = self.squares + other.squares.to(self.mean.device)
         return Moments(count, mean, squares + gap.square() * (self.count * other.count / count))
 
+    def part(self, columns: slice) -> Moments:
+        """Return the moments of some columns."""
+        return Moments(self.count, self.mean[columns], self.squares[columns])
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rows were all alike, up to rounding."""
+        return bool(self.deviation.norm() <= 1e-6 * self.mean.norm())
+
     @property
     def deviation(self) -> Tensor:
         """The standard deviation over n - 1."""

@@ -21,6 +21,8 @@ ROWS_PER_EDIT = 3.0
 """Answer tokens of an average edit (UltraEditBench, 100 edits: 296)."""
 EFFICIENCY = 0.4
 """Share of the speed of a large matrix product that whole turns reach."""
+SHORTEST_TURN = 0.1
+"""Seconds a turn takes however small the model: launches, hooks and checks."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ def estimate(model: PreTrainedModel, sites: Sequence[Site], work: Workload) -> P
         turn=max(capture, snapshot + 2 * features + _solve(sites, rows)),
         host=size * site_parameters + size * parameters,
         disk=size * parameters + 4 * site_parameters,
-        seconds_per_turn=_flops(model, sites, edits_per_turn) / (EFFICIENCY * work.flops),
+        seconds_per_turn=max(
+            SHORTEST_TURN, _flops(model, sites, edits_per_turn) / (EFFICIENCY * work.flops)
+        ),
         turns=-(-work.edits // work.turn_size),
     )
 

@@ -26,6 +26,7 @@ def demo(
     ] = Path("demo"),
     count: Annotated[int, typer.Option("--edits", min=1, help="Number of edits.")] = 200,
     turn_size: Annotated[int, typer.Option(min=1, help="Edits applied together.")] = 50,
+    seed: Annotated[int, typer.Option(help="Draws other edits.")] = 0,
     json_file: options.Json = None,
 ) -> None:
     """Edit a small model live: what it answers before and after, how well the edits hold.
@@ -40,7 +41,7 @@ def demo(
     console = console_for(json_file)
     if json_file is not None:
         check_output_file(json_file)
-    edits = counterfactual_edits(world_facts(), count)
+    edits = counterfactual_edits(world_facts(), count, seed)
     base = _trained_model(out / "model", console)
     _write_edits(out / "edits.jsonl", edits)
     editor = Editor.load(str(base), sites=DEMO_SITES, lr=DEMO_LR)

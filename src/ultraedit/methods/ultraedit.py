@@ -140,11 +140,13 @@ class UltraEdit(Method):
         return Change(coefficients.T.to(rows.grads.dtype), rows.inputs)
 
     def _normalised(self, name: str, rows: Features) -> tuple[Tensor, Tensor]:
-        z = _joint(rows)  # (m, d_in + d_out)
-        if name in self._groups:
-            moments = self._pending[self._groups[name]]
-            z = _own_scale(z, rows) if moments.count == 1 else moments.normalised(z)
-        return z.split([rows.inputs.shape[1], rows.grads.shape[1]], dim=-1)
+        """Return h' and g'; sites that are not normalised keep h and g."""
+        if name not in self._groups:
+            return rows.inputs.double(), rows.grads.double()
+        moments = self._pending[self._groups[name]]
+        d_in = rows.inputs.shape[1]
+        h = _standardised(rows.inputs, moments.part(slice(None, d_in)))
+        return h, _standardised(rows.grads, moments.part(slice(d_in, None)))
 
     def _group(self, site: Site) -> str:
         return site.name if self.config.pool == "module" else f"{site.d_in}x{site.d_out}"
@@ -184,11 +186,12 @@ def _joined(parts: list[Features]) -> Features:
     return Features(inputs, torch.cat([part.grads for part in parts]))  # (m, d_out)
 
 
-def _own_scale(z: Tensor, rows: Features) -> Tensor:
-    """Scale the very first row by its own mean square: one row has no deviation to go by."""
-    parts = z.split([rows.inputs.shape[1], rows.grads.shape[1]], dim=-1)
-    tiny = torch.finfo(z.dtype).tiny
-    return torch.cat([part / part.square().mean().sqrt().clamp(min=tiny) for part in parts], -1)
+def _standardised(rows: Tensor, moments: Moments) -> Tensor:
+    """Return rows over their deviation; the first ones, where all are alike, have none to go by."""
+    if not moments.is_constant:
+        return moments.normalised(rows)
+    own_size = rows.double().square().mean(-1, keepdim=True).sqrt()  # (m, 1)
+    return rows.double() / own_size.clamp(min=torch.finfo(own_size.dtype).tiny)
 
 
 def _refuse_not_finite(features: Mapping[str, Features], owners: Tensor, turn: Turn) -> None:
