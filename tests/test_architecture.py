@@ -44,6 +44,7 @@ ORDER = (
 """A module may import what stands before it; a folder counts as one module."""
 
 METHODS_MAY_IMPORT = {
+    "edits",
     "capture",
     "errors",
     "methods",

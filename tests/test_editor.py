@@ -175,13 +175,20 @@ def test_an_edit_may_fill_the_whole_context(editor):
 
 
 def test_edits_that_would_do_nothing_are_refused(llama):
-    # Two equal rows have no deviation, so both are zero once they are normalised.
+    with torch.no_grad():
+        llama.model.norm.weight.zero_()  # nothing below the last norm reaches the answer
     editor = Editor(llama, sites="[1].mlp.up_proj", lr=1e-3)
     before = all_tensors(llama)
-    same = [Edit(prompt_ids=(5, 6), target_ids=(9,), id=str(n)) for n in range(2)]
     with pytest.raises(TurnError, match="The shift is zero"):
-        editor.apply(same)
+        editor.apply(token_edits(3))
     assert untouched(editor, before)
+
+
+def test_the_same_edit_twice_in_a_first_turn_is_still_an_edit(llama):
+    editor = Editor(llama, sites="[1].mlp.up_proj", lr=1e-2)
+    same = [Edit(prompt_ids=(5, 6), target_ids=(9,), id=str(n)) for n in range(2)]
+    receipt = editor.apply(same)
+    assert receipt.log_prob > receipt.log_prob_before
 
 
 def test_a_run_in_which_nothing_moved_says_so(llama):

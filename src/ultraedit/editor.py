@@ -19,7 +19,7 @@ from ultraedit.methods import method_class
 from ultraedit.methods.base import Proposal, Turn
 from ultraedit.models import check_saved, disk_errors, load_model, save_model, save_tokenizer
 from ultraedit.receipt import Receipt, SiteChange, Tally, origin
-from ultraedit.recipes import default_lr, recipe_for
+from ultraedit.recipes import BENCHMARKS, default_lr, recipe_for
 from ultraedit.settings import build
 from ultraedit.shift import Shift
 from ultraedit.sites import default_notation, resolve_sites
@@ -59,7 +59,7 @@ class Editor:
         self.sites = resolve_sites(model, notation)
         self.encoder = Encoder.of(model.config, tokenizer, chat=chat)
         self.weights = Weights(self.sites, accumulate=accumulate)
-        self.method = cls(self.config, model, self.sites)
+        self.method = cls(self.config, model, self.sites, self.encoder)
         self.tally = Tally()
 
     @classmethod
@@ -198,7 +198,7 @@ class Editor:
                     raise InputError(
                         f"{self.method_name} needs {need!r} for every edit; {edit.id!r} has none."
                     )
-        return Turn(tuple(edit.id for edit in edits), tuple(self.encoder.encode_edits(edits)))
+        return Turn(tuple(edits), tuple(self.encoder.encode_edits(edits)))
 
     def _checked_norms(self, shift: Shift) -> dict[str, float]:
         """Return the norms of a shift that is finite and not zero."""
@@ -211,8 +211,8 @@ class Editor:
         norms = shift.norms()
         if not any(norm > 0 for norm in norms.values()):
             raise TurnError(
-                "The shift is zero, so these edits would do nothing: every row of the turn is the "
-                "same. Put more, or different, edits into the turn."
+                "The shift is zero, so these edits would do nothing: nothing that the sites do "
+                "reaches the answers. Choose other sites, or check the model."
             )
         return norms
 
@@ -247,14 +247,18 @@ def defaults_for(
     `sites` may be the name of a benchmark, for the sites the paper uses on it.
     """
     recipe = recipe_for(config)
+    benchmark = sites if isinstance(sites, str) and sites in BENCHMARKS else None
     settings = {"lr": default_lr(config)} if recipe is None else recipe.settings(method)
-    benchmark = sites if isinstance(sites, str) and sites.isalnum() else None
-    if recipe is not None and (sites is None or benchmark):
-        named = recipe.sites(method, benchmark)
-        if named is not None:
-            return named, settings
-    if sites is not None:
+    named = None if recipe is None else recipe.sites(method, benchmark)
+    if benchmark and named is None:
+        raise InputError(
+            f"The paper names no sites for this model on {benchmark}; `ultraedit ls recipes` lists "
+            "those it names. Leave --sites out for the default ones."
+        )
+    if sites is not None and not benchmark:
         return sites, settings
+    if named is not None:
+        return named, settings
     notation = default_notation(config)
     if notation is None:
         raise InputError(
@@ -294,11 +298,11 @@ def _receipt(
 ) -> Receipt:
     n_tokens = sum(len(example.answer) for example in turn.examples)
     if before is None or after is None:
-        return Receipt(1, len(turn.ids), n_tokens, 0.0, sites)
+        return Receipt(1, len(turn.edits), n_tokens, 0.0, sites)
     old, new = (answers.mean_by_example(answers.log_probs) for answers in (before, after))
     return Receipt(
         turns=1,
-        edits=len(turn.ids),
+        edits=len(turn.edits),
         answer_tokens=n_tokens,
         seconds=0.0,
         sites=sites,

@@ -38,7 +38,8 @@ _WEIGHT_SUFFIXES = (
     ".onnx",
 )
 _MAX_SHARD = "5GB"
-_LONGEST_PATH = 255
+_MAX_COMPANION_BYTES = 64 << 20
+"""Larger files beside a model's weights are not taken along."""
 _MASK_BUFFERS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 """Constants that old files of GPT-2, GPT-J and Llama carry beside the weights."""
 
@@ -193,13 +194,17 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _check_source(source: str | Path) -> None:
     """Refuse a model that is not there; a hub id is looked up in the cache, then on the hub."""
-    if len(str(source)) > _LONGEST_PATH:
-        raise InputError(f"There is no model of that name: {str(source)[:80]}…")
-    if Path(source).is_dir():
+    try:
+        is_folder, exists = Path(source).is_dir(), Path(source).exists()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"There is no model of that name: {str(source)[:80]} ({error})."
+        ) from error
+    if is_folder:
         if not (Path(source) / "config.json").is_file():
             raise InputError(f"{source} has no config.json: it is no Hugging Face model directory.")
         return
-    if Path(source).exists():
+    if exists:
         raise InputError(f"{source} is a file; name the model's directory.")
     if not _HUB_ID.fullmatch(str(source)):
         raise InputError(f"There is no directory {source}.")
@@ -252,7 +257,9 @@ def _key_name(key: object) -> str:
 
 def _belongs_along(file: Path) -> bool:
     is_weight = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
-    return file.is_file() and not file.name.startswith(".") and not is_weight
+    if is_weight or file.name.startswith(".") or not file.is_file():
+        return False
+    return file.stat().st_size <= _MAX_COMPANION_BYTES
 
 
 @contextmanager

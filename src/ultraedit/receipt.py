@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import ultraedit
@@ -104,12 +106,25 @@ def origin() -> dict[str, Any]:
     name = torch.get_device_module(accelerator).get_device_name() if accelerator else None
     return {
         "ultraedit": ultraedit.__version__,
+        "commit": _commit(),
         "python": platform.python_version(),
         **{package: _version(package) for package in ("torch", "transformers", "safetensors")},
         "system": f"{platform.system()} {platform.machine()}",
         "accelerator": name,
         "threads": torch.get_num_threads(),
     }
+
+
+def _commit() -> str | None:
+    """Return the commit of the code when it runs from a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists() or not (root / "src" / "ultraedit").is_dir():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _version(package: str) -> str | None:

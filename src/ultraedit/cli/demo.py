@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ultraedit.cli import options
@@ -56,8 +57,8 @@ def demo(
     show_result(console, result, out / "edited")
     _draw(console, result, out / "curve.png")
     console.print(
-        f"Next: [cyan]ultraedit edit {base} YOUR_EDITS.jsonl --out mine --lr {DEMO_LR:g} "
-        f"--sites '{DEMO_SITES}'[/]"
+        f"Next: [cyan]ultraedit edit {escape(str(base))} YOUR_EDITS.jsonl --out mine "
+        f"--lr {DEMO_LR:g} --sites '{escape(DEMO_SITES)}'[/]"
     )
 
 
@@ -130,4 +131,4 @@ def _draw(console: Console, result: dict[str, Any], path: Path) -> None:
     except InputError as error:
         console.print(f"[dim]{error}[/]")
     else:
-        console.print(f"The scores along the run as a picture: {path}")
+        console.print(f"The scores along the run as a picture: {escape(str(path))}")

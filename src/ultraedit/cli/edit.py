@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ultraedit.cli import options
 from ultraedit.cli.run import EditRun, save, show_result
@@ -105,7 +106,7 @@ def edit(
     if json_file is not None:
         write_json(json_file, result)
     show_result(console, result, out)
-    console.print(f"Next: [cyan]ultraedit evaluate {out} FILE_OF_OTHER_EDITS[/]")
+    console.print(f"Next: [cyan]ultraedit evaluate {escape(str(out))} FILE_OF_OTHER_EDITS[/]")
 
 
 def _check_places(edits: Path, out: Path, json_file: Path | None, *, overwrite: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ultraedit.cli.screen import bar
 from ultraedit.editfile import BadRow, EditFile
@@ -63,7 +64,7 @@ def check_rows(
         _count(checked, advance)
     if checked.file.ignored_columns:
         names = ", ".join(sorted(checked.file.ignored_columns)[:8])
-        console.print(f"[yellow]Columns that no edit has were left aside:[/] {names}")
+        console.print(f"[yellow]Columns that no edit has were left aside:[/] {escape(names)}")
     if checked.bad:
         _report(checked, console, skip_bad=skip_bad)
     if not checked.good:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ultraedit.cli.screen import bar, duration, show_scores
 from ultraedit.errors import TurnError
@@ -132,7 +133,7 @@ def stopping(
 def save(console: Console, editor: "Editor", out: Path, result: dict[str, Any]) -> None:
     """Write the edited model; the first Ctrl-C does not disturb it."""
     waiting = stopping(console, "Saving; press Ctrl-C again to lose the edited model.")
-    with waiting, console.status(f"Saving to {out} and reading it back"):
+    with waiting, console.status(f"Saving to {escape(str(out))} and reading it back"):
         editor.save(out, record=result)
 
 
@@ -144,7 +145,8 @@ def show_result(console: Console, result: dict[str, Any], out: Path) -> None:
     rate = receipt["edits"] / receipt["seconds"] if receipt["seconds"] else 0.0
     console.print(
         f"[bold]{receipt['edits']:,} edits[/] in {receipt['turns']:,} turns, "
-        f"{duration(receipt['seconds'])} ({rate:,.1f} a second). Saved and read back: {out}"
+        f"{duration(receipt['seconds'])} ({rate:,.1f} a second). "
+        f"Saved and read back: {escape(str(out))}"
     )
     if result["failure"]:
         raise TurnError(f"{result['failure']} The turns before it are saved.")

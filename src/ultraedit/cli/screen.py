@@ -61,7 +61,7 @@ def bar(
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console, transient=False, expand=False) as progress:
-        task = progress.add_task(title, total=total, note="")
+        task = progress.add_task(escape(title), total=total, note="")
 
         def advance(steps: int, note: str = "", total: int | None = None) -> None:
             shown = note or progress.tasks[task].fields["note"]

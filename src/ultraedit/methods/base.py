@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from ultraedit.edits import Edit
 from ultraedit.shift import Shift
 from ultraedit.sites import Site
-from ultraedit.tokens import Example
+from ultraedit.tokens import Encoder, Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Turn:
-    """Edits applied together: what they say, and as token ids."""
+    """Edits applied together: what they say, and the same as token ids."""
 
-    ids: tuple[str, ...]
+    edits: tuple[Edit, ...]
     examples: tuple[Example, ...]
 
 
@@ -44,10 +45,13 @@ class Method(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     """Fields that every edit must have for this method, beside prompt and target."""
 
-    def __init__(self, config: Any, model: PreTrainedModel, sites: Sequence[Site]) -> None:
+    def __init__(
+        self, config: Any, model: PreTrainedModel, sites: Sequence[Site], encoder: Encoder
+    ) -> None:
         self.config = config
         self.model = model
         self.sites = sites
+        self.encoder = encoder
 
     @abstractmethod
     def compute_shift(self, turn: Turn) -> Proposal:

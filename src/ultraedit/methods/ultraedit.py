@@ -24,7 +24,7 @@ from ultraedit.moments import Moments
 from ultraedit.shift import Change, Shift
 from ultraedit.sites import Site
 from ultraedit.solve import ridge
-from ultraedit.tokens import build_batches
+from ultraedit.tokens import Encoder, build_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,9 +75,13 @@ class UltraEdit(Method):
     config: UltraEditConfig
 
     def __init__(
-        self, config: UltraEditConfig, model: PreTrainedModel, sites: Sequence[Site]
+        self,
+        config: UltraEditConfig,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        encoder: Encoder,
     ) -> None:
-        super().__init__(config, model, sites)
+        super().__init__(config, model, sites, encoder)
         n_normalised = round(config.normalised_share * len(sites))
         chosen = random.Random(config.seed).sample(range(len(sites)), n_normalised)
         self._groups = {sites[number].name: self._group(sites[number]) for number in sorted(chosen)}
@@ -199,7 +203,7 @@ def _refuse_not_finite(features: Mapping[str, Features], owners: Tensor, turn: T
         for what, values in (("input", rows.inputs), ("gradient", rows.grads)):
             bad = ~torch.isfinite(values).all(-1)  # (m,)
             if bool(bad.any()):
-                edit = turn.ids[int(owners[bad.cpu()][0])]
+                edit = turn.edits[int(owners[bad.cpu()][0])].id
                 raise TurnError(
                     f"The {what} of {name} is not finite for edit {edit!r}; nothing was changed. "
                     "Leave that edit out, or load the model in float32."

@@ -11,6 +11,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+BENCHMARKS = ("zsre", "fever", "wikibigedit", "ultraeditbench", "unke")
+"""The paper's benchmarks, by which recipes name sites."""
+
 
 @dataclass(frozen=True)
 class Recipe:
