@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from ultraedit import Edit, Editor
+from ultraedit.models import best_device
 from ultraedit.plan import ROWS_PER_EDIT, TOKENS_PER_EDIT, Workload, estimate, measure_flops
 from ultraedit.receipt import origin
 
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = best_device()
     model = build(options.shape, dtype, device)
     editor = Editor(model)
     work = Workload(100, dtype=dtype, flops=measure_flops(device, dtype))

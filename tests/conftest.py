@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# No test may reach for the network, and all compute where the recorded results were made.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +17,6 @@ import torch
 
 from tiny_models import build_tiny, token_edits
 
-# No test may reach for the network.
-os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
 
 

@@ -130,7 +130,9 @@ def torch_dtype(name: str | torch.dtype) -> str | torch.dtype:
 def best_device(name: str | None = None) -> torch.device:
     """Return the named device, or an accelerator where there is one."""
     if name is None:
-        return torch.accelerator.current_accelerator() or torch.empty(0).device
+        # A build for an accelerator names it even on a machine that has none.
+        found = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
+        return found or torch.empty(0).device
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

@@ -102,8 +102,10 @@ def origin() -> dict[str, Any]:
     """Return what produced a result: versions and hardware."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator()
-    name = torch.get_device_module(accelerator).get_device_name() if accelerator else None
+    name = None
+    if torch.accelerator.is_available():
+        module = torch.get_device_module(torch.accelerator.current_accelerator())
+        name = getattr(module, "get_device_name", lambda: "unnamed")()
     return {
         "ultraedit": ultraedit.__version__,
         "commit": _commit(),

@@ -78,6 +78,7 @@ Accumulation = Annotated[Accumulating, typer.Option(help="Precision in which cha
 Sites = Annotated[
     str | None,
     typer.Option(
+        "--sites",
         metavar="SITES",
         help="What to edit: '[11-15].mlp.gate_proj, [18-24].mlp.up_proj', a pattern such as "
         "'layers.*.mlp.down_proj', or a benchmark of the paper (zsre, fever, wikibigedit, "
