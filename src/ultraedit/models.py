@@ -52,7 +52,10 @@ def load_model(
     device_map: Any = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a causal language model and its tokenizer, if it has one, from a directory or hub id."""
+    """Load a causal language model and its tokenizer, if it has one, from a directory or hub id.
+
+    It comes in evaluation mode, and no parameter of it requires a gradient.
+    """
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, trust_remote_code=trust_remote_code)
@@ -71,7 +74,8 @@ def load_model(
     _refuse_incomplete(source, info)
     if device_map is None:
         model.to(best_device(device))
-    return model.eval(), load_tokenizer(source, trust_remote_code=trust_remote_code)
+    model.requires_grad_(False).eval()
+    return model, load_tokenizer(source, trust_remote_code=trust_remote_code)
 
 
 def load_config(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -202,8 +202,9 @@ def _refusal(name: str, module: nn.Module, *, planning: bool = False) -> str | N
     if "experts" in name.split("."):
         return f"{name} is part of a mixture-of-experts block; experts cannot be edited."
     weight = getattr(module, "weight", None)
+    # A subclass may compute with something else than its weight, and a weight may be packed.
     plain = type(module) is nn.Linear or _is_conv1d(module)
-    if not plain or not isinstance(weight, Tensor) or weight.dtype not in EDITABLE_DTYPES:
+    if not plain or type(weight) is not nn.Parameter or weight.dtype not in EDITABLE_DTYPES:
         kind = type(module).__name__
         dtype = f" holding {weight.dtype}" if isinstance(weight, Tensor) else ""
         return (
