@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,8 @@ def place(tmp_path, monkeypatch):
     """An empty working directory with a good file of edits in it."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "edits.jsonl", GOOD)
+    (tmp_path / "theirs" / "ultraedit").mkdir(parents=True)
+    (tmp_path / "theirs" / "thesis.tex").write_text("years of work")
     return tmp_path
 
 
@@ -188,7 +191,7 @@ def test_an_earlier_result_is_replaced_only_when_asked(model, place, ultraedit):
 def test_an_edited_model_is_edited_again(model, place, ultraedit):
     ultraedit("edit", model, "edits.jsonl", "--out", "one", *FAST, "--no-evaluate")
     assert ultraedit("edit", "one", "edits.jsonl", "--out", "two", *FAST, "--no-evaluate")[0] == 0
-    assert json.loads(Path("two/ultraedit/receipt.json").read_text())["model"] == "one"
+    assert json.loads(Path("two/ultraedit/receipt.json").read_text())["origin"]["model"] == "one"
 
 
 def corrupt_model(place: Path, model: Path, change) -> Path:
@@ -336,10 +339,12 @@ BAD_WORDS = {
     "a chat template that is not there": (["--chat"], "chat template"),
     "a folder that is not there": (["--json", "no/where.json"], "There is no folder"),
     "a directory for a file": (["--json", "."], "is a directory"),
-    "the edits file as the result": (["--out", "edits.jsonl"], "is not a directory"),
+    "the edits file as the result": (["--out", "edits.jsonl"], "is no plain directory"),
     "below a file": (["--out", "edits.jsonl/out"], "cannot be written"),
-    "the working directory": (["--out", "."], "not empty"),
-    "a foreign directory": (["--out", ".", "--overwrite"], "was not written by ultraedit"),
+    "the working directory": (["--out", "."], "no name"),
+    "the edits as the JSON": (["--json", "edits.jsonl"], "needed for something else"),
+    "two places": (["--device", "cpu", "--device-map", "auto"], "not both"),
+    "a foreign directory": (["--out", "theirs", "--overwrite"], "was not written by ultraedit"),
 }
 
 
@@ -388,7 +393,7 @@ def test_turns_before_one_that_fails_are_saved(model, place, ultraedit, monkeypa
     monkeypatch.setattr(Editor, "apply", fail_later)
     code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
     assert code == 3
-    assert "The second turn failed. The turns before it are saved." in err
+    assert "The second turn failed. The finished turns are saved." in err
     receipt = json.loads(Path("out/ultraedit/receipt.json").read_text())
     assert receipt["receipt"]["edits"] == 3
     assert receipt["failure"] == "The second turn failed."
@@ -404,11 +409,80 @@ def test_ctrl_c_stops_between_turns_and_saves(model, place, ultraedit, monkeypat
         return apply(self, edits, **options)
 
     monkeypatch.setattr(Editor, "apply", interrupted)
-    code, out, _ = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
     assert code == 130
-    assert "finished turns are saved" in out
+    assert "the edits that were done are saved" in err
     receipt = json.loads(Path("out/ultraedit/receipt.json").read_text())["receipt"]
     assert (receipt["edits"], receipt["interrupted"]) == (3, True)
+
+
+def test_a_file_that_changes_during_the_run_ends_it_and_says_so(
+    model, place, ultraedit, monkeypatch
+):
+    from ultraedit.editor import Editor
+
+    apply = Editor.apply
+
+    def rewrite(self, edits, **options):
+        write_rows(place / "edits.jsonl", GOOD[:2])
+        return apply(self, edits, **options)
+
+    monkeypatch.setattr(Editor, "apply", rewrite)
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
+    assert code == 3
+    assert "was changed while it was in use" in err
+    assert json.loads(Path("out/ultraedit/receipt.json").read_text())["edits_file"]["edits"] == 6
+
+
+def test_ctrl_c_in_the_last_evaluation_saves_the_edits(model, place, ultraedit, monkeypatch):
+    from ultraedit.editor import Editor
+
+    evaluate = Editor.evaluate
+
+    def interrupted(self, edits, **options):
+        if self.tally.turns:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(self, edits, **options)
+
+    monkeypatch.setattr(Editor, "evaluate", interrupted)
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
+    assert code == 130
+    assert "are saved" in err
+    assert json.loads(Path("out/ultraedit/receipt.json").read_text())["receipt"]["edits"] == 6
+
+
+def test_stopping_before_anything_was_done_leaves_nothing(model, place, ultraedit, monkeypatch):
+    before = everything_in(place)
+    monkeypatch.setattr(models, "load_skeleton", lambda *a, **k: signal.raise_signal(signal.SIGINT))
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
+    assert (code, everything_in(place)) == (130, before)
+    assert "nothing was written" in err
+
+
+def test_a_change_larger_than_the_weight_is_pointed_out(model, place, ultraedit):
+    words = ("--lr", "1e4", "--no-evaluate")
+    _, out, _ = ultraedit("edit", model, "edits.jsonl", "--out", "out", *words)
+    assert "little of the model is left" in out
+
+
+def test_nobody_listening_does_not_end_the_work(model, place):
+    command = [sys.executable, "-m", "ultraedit", "edit", str(model), "edits.jsonl", "--out", "out"]
+    done = subprocess.run(
+        f"{shlex.join([*command, *FAST, '--no-evaluate'])} | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (place / "out" / "config.json").exists()
+
+
+def test_a_terminal_without_these_letters_gets_others(place):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "ultraedit", "ls"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ultraedit" in done.stdout
 
 
 def test_a_full_disk_leaves_nothing_behind(model, place, ultraedit, monkeypatch):

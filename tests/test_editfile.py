@@ -398,3 +398,28 @@ def test_an_array_has_as_many_rows_as_a_json_parser_finds(rows, data, pretty, as
     assert len(found) == len(json.loads(text))
     for row, read in zip(rows, found, strict=True):
         assert isinstance(read, Edit) == (isinstance(row, dict) and "prompt" in row)
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path):
+    for name, content in (
+        ("a.jsonl", '{"prompt": "a", "target": "Lyon", "target": "Rome"}'),
+        ("a.json", '[{"prompt": "a", "target": "Lyon", "target": "Rome"}]'),
+    ):
+        (tmp_path / name).write_text(content)
+        [row] = EditFile(tmp_path / name)
+        assert "'target' stands there twice" in str(row)
+    (tmp_path / "a.csv").write_text("prompt,target,target\na,b,c\n")
+    with pytest.raises(InputError, match="'target' twice"):
+        list(EditFile(tmp_path / "a.csv"))
+
+
+def test_columns_of_other_kinds_in_parquet_are_left_aside(tmp_path):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    times = pyarrow.array([2**62, 2**62], type=pyarrow.timestamp("ns"))
+    table = pyarrow.table({"prompt": ["a", "b"], "target": ["c", "d"], "when": times})
+    write_table(table, tmp_path / "a.parquet")
+    file = EditFile(tmp_path / "a.parquet")
+    assert [row.prompt for row in file] == ["a", "b"]
+    assert file.ignored_columns == {"when"}

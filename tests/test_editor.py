@@ -130,8 +130,8 @@ def test_nothing_to_do_is_refused(editor):
         editor.apply([])
     with pytest.raises(InputError, match="no edits to apply"):
         editor.run([])
-    for turn_size in (0, -3):
-        with pytest.raises(InputError, match=f"turn_size must be at least 1, got {turn_size}"):
+    for turn_size in (0, -3, 2.5, "5"):
+        with pytest.raises(InputError, match=f"turn_size must be a whole number.*{turn_size}"):
             editor.run(token_edits(2), turn_size=turn_size)
 
 
@@ -142,7 +142,7 @@ def test_nothing_to_do_is_refused(editor):
         ({"prompt_ids": [], "target_ids": [3]}, "'prompt_ids' is empty"),
         ({"prompt_ids": [1], "target_ids": [-3]}, "-3"),
         ({"prompt_ids": [1], "target_ids": "Paris"}, "list of token ids"),
-        (7, "int"),
+        (7, "7"),
         (None, "None"),
     ],
 )
@@ -299,10 +299,15 @@ def test_what_is_saved_says_where_it_comes_from(saved, turns, tmp_path):
     editor.save(tmp_path / "out", record={"data": "abc"})
     own = tmp_path / "out" / "ultraedit"
     receipt = json.loads((own / "receipt.json").read_text(encoding="utf-8"))
-    assert (receipt["turns"], receipt["edits"], receipt["data"]) == (3, 18, "abc")
-    assert receipt["base_fingerprint"] == base
-    assert receipt["fingerprint"] == editor.weights.fingerprint() != base
-    assert receipt["versions"]["torch"]
+    done, origin = receipt["receipt"], receipt["origin"]
+    assert (done["turns"], done["edits"], receipt["data"]) == (3, 18, "abc")
+    assert origin["base_fingerprint"] == base
+    assert origin["fingerprint"] == editor.weights.fingerprint() != base
+    assert origin["versions"]["torch"]
+    written = {
+        str(file.relative_to(own.parent)) for file in own.parent.rglob("*") if file.is_file()
+    }
+    assert set(receipt["files"]) == written
     settings = json.loads((own / "settings.json").read_text(encoding="utf-8"))
     assert settings["method"] == "ultraedit"
     assert settings["lr"] == 1e-3
@@ -349,3 +354,78 @@ def test_half_precision_keeps_the_change_in_float32(turns):
     for name, change in half.weights.total().items():
         assert change.matrix.dtype == torch.float32
         assert relative_error(change.matrix, exact.weights.total()[name].matrix) < 0.2
+
+
+def test_saving_never_replaces_what_we_did_not_write(editor, turns, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    (tmp_path / "file.txt").touch()
+    editor.apply(turns[0])
+    for name in ("", ".", "..", "mine", "file.txt"):
+        with pytest.raises(InputError):
+            editor.save(name)
+        with pytest.raises(InputError):
+            editor.save(name, overwrite=True)
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+    editor.save("out")
+    editor.save("out", overwrite=True)
+
+
+def test_files_are_copied_from_where_the_model_was_loaded(saved, turns, tmp_path, monkeypatch):
+    source = saved("llama")
+    (source / "notes.json").write_text("{}")
+    monkeypatch.chdir(source)
+    editor = Editor.load(".", sites=some_sites("llama"), lr=1e-3)
+    editor.apply(turns[0])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "password.txt").touch()
+    editor.save(tmp_path / "out")
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert "notes.json" in names
+    assert "password.txt" not in names
+
+
+def test_weights_changed_by_something_else_are_noticed(turns):
+    model = build_tiny("llama", torch.bfloat16)
+    first, second = (Editor(model, sites=some_sites("llama"), lr=1e-2) for _ in range(2))
+    first.apply(turns[0])
+    with pytest.raises(InputError, match="changed by something else"):
+        second.apply(turns[1])
+    first.apply(turns[1])
+
+
+def test_a_model_made_ready_for_training_is_edited_the_same(turns):
+    changes = []
+    for prepare in (
+        lambda model: None,
+        lambda model: model.gradient_checkpointing_enable(),
+        lambda model: model.enable_input_require_grads(),
+        lambda model: model.train(),
+    ):
+        model = build_tiny("llama")
+        prepare(model)
+        editor = Editor(model, sites=some_sites("llama"), lr=1e-3)
+        editor.apply(turns[0])
+        changes.append(editor.weights.fingerprint())
+    assert len(set(changes)) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_editing_works_where_gradients_are_off(mode, turns):
+    with mode():
+        inside = Editor(build_tiny("llama", torch.bfloat16), sites=some_sites("llama"), lr=1e-2)
+    outside = Editor(build_tiny("llama", torch.bfloat16), sites=some_sites("llama"), lr=1e-2)
+    with mode():
+        outside.apply(turns[0])
+    outside.apply(turns[1])
+    assert outside.evaluate(turns[0]).edits == len(turns[0])
+    assert inside.sites
+
+
+def test_a_stream_is_no_single_edit(editor):
+    for wrong in (token_edits(1)[0], {"prompt": "a", "target": "b"}, "text", None):
+        with pytest.raises(InputError, match="list"):
+            editor.run(wrong)
+        with pytest.raises(InputError, match=r"list|found"):
+            editor.apply(wrong if wrong is not None else [None])

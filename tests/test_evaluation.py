@@ -245,7 +245,7 @@ def test_the_models_own_sampling_settings_do_not_matter(llama):
 
 def test_a_probe_that_cannot_be_asked_is_named(llama):
     edit = Edit(prompt_ids=(5,), target_ids=(6,), unrelated=(Probe((5,), (1999,)),), id="odd")
-    with pytest.raises(InputError, match=r"specificity probe of edit 'odd'.*1999"):
+    with pytest.raises(InputError, match=r"Edit 'odd'.*specificity.*1999"):
         evaluate(llama, [edit])
 
 
@@ -319,3 +319,10 @@ def test_a_score_is_a_mean_in_percent():
         "exact_match": 50.0,
         "generated_match": None,
     }
+
+
+def test_a_damaged_model_is_not_scored(llama):
+    with torch.no_grad():
+        llama.model.layers[0].mlp.up_proj.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="not finite"):
+        evaluate(llama, [Edit(prompt_ids=(5, 6), target_ids=(0,))])

@@ -10,8 +10,10 @@ import pytest
 from ultraedit.errors import InputError
 from ultraedit.files import (
     OWN_FOLDER,
+    RECEIPT,
+    RECEIPT_FORMAT,
     check_output_directory,
-    check_output_file,
+    check_output_files,
     staged_directory,
     write_json,
 )
@@ -94,7 +96,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
 def test_a_device_is_written_to_and_not_replaced():
     write_json(Path(os.devnull), CONTENT)
     assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
-    check_output_file(Path(os.devnull))
+    check_output_files([Path(os.devnull)])
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "東", "🙂"])
@@ -103,30 +105,28 @@ def test_the_longest_names_can_be_written(letter, tmp_path):
     write_json(tmp_path / name, CONTENT)
     with staged_directory(tmp_path / "parent" / name) as staging:
         (staging / "a").write_text("a")
-    with staged_directory(tmp_path / "parent" / name) as staging:
-        (staging / "b").write_text("b")
-    assert tree(tmp_path / "parent" / name) == {"b": "b"}
+    assert tree(tmp_path / "parent" / name) == {"a": "a"}
 
 
 def test_a_file_that_could_not_be_written_is_refused_before_the_work(tmp_path):
     (tmp_path / "a-file").write_text("")
     with pytest.raises(InputError, match="is a directory"):
-        check_output_file(tmp_path)
+        check_output_files([tmp_path])
     with pytest.raises(InputError, match=f"no folder {tmp_path / 'missing'}"):
-        check_output_file(tmp_path / "missing" / "result.json")
+        check_output_files([tmp_path / "missing" / "result.json"])
     with pytest.raises(InputError, match="no folder"):
-        check_output_file(tmp_path / "a-file" / "result.json")
+        check_output_files([tmp_path / "a-file" / "result.json"])
 
 
 def test_a_file_that_can_be_written_is_accepted_and_not_touched(tmp_path):
     (tmp_path / "old.json").write_text("old")
     for name in ("old.json", "new.json"):
-        check_output_file(tmp_path / name)
-    check_output_file(Path("-"))
+        check_output_files([tmp_path / name])
+    check_output_files([Path("-")])
     assert tree(tmp_path) == {"old.json": "old"}
 
 
-@pytest.mark.parametrize("check", [check_output_file, check_output_directory])
+@pytest.mark.parametrize("check", [lambda path: check_output_files([path]), check_output_directory])
 def test_a_name_too_long_for_the_disk_is_refused_in_words(check, tmp_path):
     for path in (tmp_path / ("x" * 300), tmp_path / ("x" * 300) / "result"):
         with pytest.raises(InputError):
@@ -140,7 +140,8 @@ def test_a_place_that_may_not_be_written_is_refused(name, tmp_path):
     try:
         if os.access(tmp_path, os.W_OK):
             pytest.skip("this user may write everywhere")
-        check = check_output_directory if name == "directory" else check_output_file
+        is_folder = name == "directory"
+        check = check_output_directory if is_folder else lambda path: check_output_files([path])
         with pytest.raises(InputError, match=r"(?i)permission"):
             check(tmp_path / name)
     finally:
@@ -171,28 +172,89 @@ def test_a_failure_leaves_nothing_behind_not_even_new_parents(error, tmp_path):
     assert tree(tmp_path) == before
 
 
-def test_an_old_directory_is_replaced_whole_and_only_on_success(tmp_path):
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").write_text("old")
+def earlier_result(folder: Path) -> Path:
+    """Make a directory that says of itself that we wrote it."""
+    (folder / OWN_FOLDER).mkdir(parents=True)
+    (folder / "old").write_text("old")
+    receipt = {"format": RECEIPT_FORMAT, "files": ["old", f"{OWN_FOLDER}/{RECEIPT}"]}
+    (folder / OWN_FOLDER / RECEIPT).write_text(json.dumps(receipt))
+    return folder
+
+
+def test_an_old_result_is_replaced_whole_and_only_on_success(tmp_path):
+    target = earlier_result(tmp_path / "model")
     before = tree(tmp_path)
     with pytest.raises(RuntimeError):
         fail_inside(target, RuntimeError)
     assert tree(tmp_path) == before
-    with staged_directory(target) as staging:
+    with staged_directory(target, overwrite=True) as staging:
         (staging / "new").write_text("new")
-        assert tree(target) == {"old": "old"}
+        assert (target / "old").exists()
     assert tree(tmp_path) == {"model": "", "model/new": "new"}
 
 
-def test_an_old_directory_comes_back_when_the_new_one_cannot_take_its_place(tmp_path):
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").write_text("old")
+def test_an_old_result_comes_back_when_the_new_one_cannot_take_its_place(tmp_path):
+    target = earlier_result(tmp_path / "model")
     before = tree(tmp_path)
-    with pytest.raises(FileNotFoundError), staged_directory(target) as staging:
+    with pytest.raises(OSError, match="No such file"), staged_directory(target) as staging:
         staging.rmdir()
     assert tree(tmp_path) == before
+
+
+def take_its_place(target: Path, *, by_a_file: bool) -> None:
+    with staged_directory(target) as staging:
+        (staging / "weights").write_text("w")
+        if by_a_file:
+            target.touch()
+        else:
+            target.mkdir()
+            (target / "precious").touch()
+
+
+@pytest.mark.parametrize("by_a_file", [True, False])
+def test_what_took_the_place_meanwhile_stays_and_the_result_lies_beside(by_a_file, tmp_path):
+    target = tmp_path / "model"
+    with pytest.raises(OSError, match="model-1 instead"):
+        take_its_place(target, by_a_file=by_a_file)
+    assert (tmp_path / "model-1" / "weights").read_text() == "w"
+    assert target.is_file() or (target / "precious").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/.."])
+def test_a_path_without_a_name_of_its_own_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no name for a new directory"):
+        check_output_directory(Path(name))
+
+
+def test_the_working_directory_is_never_replaced(tmp_path, monkeypatch):
+    target = earlier_result(tmp_path / "model")
+    monkeypatch.chdir(target)
+    with pytest.raises(InputError, match="in use"):
+        check_output_directory(target, overwrite=True)
+
+
+def test_the_check_and_the_writing_mean_the_same_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other" / "deep").mkdir(parents=True)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "precious").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "other" / "deep")
+    with staged_directory(Path("link/../victim")) as staging:
+        (staging / "a").write_text("a")
+    assert (tmp_path / "victim" / "precious").exists()
+    assert (tmp_path / "other" / "victim" / "a").exists()
+
+
+def test_files_that_are_read_or_written_already_are_not_written_over(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "edits.jsonl").touch()
+    inputs = [tmp_path / "edits.jsonl", tmp_path / "model"]
+    for name in ("edits.jsonl", "model/config.json", "model/../edits.jsonl"):
+        with pytest.raises(InputError, match="needed for something else"):
+            check_output_files([tmp_path / name], inputs=inputs)
+    with pytest.raises(InputError, match="needed for something else"):
+        check_output_files([tmp_path / "one.json", tmp_path / "one.json"])
 
 
 def test_a_relative_directory_and_one_through_a_link_work(tmp_path, monkeypatch):
@@ -220,23 +282,24 @@ def test_a_file_or_a_link_is_no_output_directory(overwrite, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link", "broken"):
-        with pytest.raises(InputError, match="not a directory"):
+        with pytest.raises(InputError, match="no plain directory"):
             check_output_directory(tmp_path / name, overwrite=overwrite)
     with pytest.raises(InputError, match="cannot be written"):
         check_output_directory(tmp_path / "file" / "below", overwrite=overwrite)
 
 
 def test_only_our_own_results_are_replaced_and_only_when_asked(tmp_path):
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    (ours / OWN_FOLDER).mkdir(parents=True)
-    theirs.mkdir()
+    ours, theirs = earlier_result(tmp_path / "ours"), tmp_path / "theirs"
+    (theirs / OWN_FOLDER).mkdir(parents=True)
     (theirs / "thesis.tex").write_text("years of work")
     for path in (ours, theirs):
         with pytest.raises(InputError, match="not empty"):
             check_output_directory(path)
-    with pytest.raises(InputError, match="not written by ultraedit"):
-        check_output_directory(theirs, overwrite=True)
     check_output_directory(ours, overwrite=True)
+    (ours / "notes.txt").touch()
+    for path, name in ((theirs, "thesis.tex"), (ours, "notes.txt")):
+        with pytest.raises(InputError, match=f"{name}.*not written by ultraedit"):
+            check_output_directory(path, overwrite=True)
 
 
 def test_a_parent_that_cannot_be_made_is_refused(tmp_path):

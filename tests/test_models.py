@@ -249,3 +249,22 @@ def test_a_model_with_layers_on_disk_can_be_edited_and_saved(folder, tmp_path, m
     whole, _ = load_model(tmp_path / "out")
     expected = {f"{site.name}.weight" for site in editor.sites}
     assert changed(all_tensors(build_tiny("llama")), whole) == expected
+
+
+def test_auto_is_what_the_files_hold_whatever_the_configuration_says(saved, tmp_path):
+    shutil.copytree(saved("llama"), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
+    model, _ = load_model(tmp_path / "model")
+    assert model.dtype == torch.float32
+
+
+def test_a_device_and_a_map_together_are_refused(saved):
+    with pytest.raises(InputError, match="not both"):
+        load_model(saved("llama"), device="cpu", device_map="auto")
+
+
+def test_a_loaded_model_asks_for_no_gradients(saved):
+    model, _ = load_model(saved("llama"))
+    assert not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())

@@ -299,3 +299,18 @@ def test_a_word_the_tokenizer_cannot_encode_is_refused_and_spoils_no_other():
     known, unknown = encoder.encode([Probe("Rome is", "old"), Probe("Rome is", "new")])
     assert known == Example((0, 1), (2,))
     assert str(unknown) == "the model's tokenizer cannot encode it"
+
+
+def test_an_answer_the_tokenizer_does_not_know_is_refused():
+    [refusal] = encoder_of("word_level").encode([Probe("The capital is", "Zanzibarxyz")])
+    assert str(refusal) == "the tokenizer does not know a part of the answer"
+
+
+def test_a_new_line_between_prompt_and_answer_stands_alone():
+    encoder = encoder_of("gpt2_like")
+    inside, before, after = encoder.encode(
+        [Probe("Say", "\nParis"), Probe("Say\n", "Paris"), Probe("Say\n ", "Paris")]
+    )
+    assert before == after
+    assert encoder.decode(inside.answer) == "\nParis"
+    assert encoder.decode(before.answer) == "Paris"

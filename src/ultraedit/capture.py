@@ -104,6 +104,9 @@ class Capture:
 
     def __enter__(self) -> Capture:
         self._stack.enter_context(frozen(self.model))
+        # Models made ready for training ask for a gradient at the embeddings; it is not needed.
+        embeddings = self.model.get_input_embeddings()
+        self._stack.callback(embeddings.register_forward_hook(_without_grad).remove)
         for site in self.sites:
             self._stack.callback(site.module.register_forward_hook(self._hook(site.name)).remove)
         return self
@@ -147,9 +150,21 @@ class Capture:
         return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
+def _without_grad(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output.detach()
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Return where a model wants its token ids; offloaded embeddings are brought to a device."""
+    embeddings = model.get_input_embeddings()
+    if embeddings.weight.is_meta:
+        return torch.empty(0, device=getattr(embeddings._hf_hook, "execution_device", None)).device
+    return embeddings.weight.device
+
+
 def _answer_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Return the logits at the answer positions only, (m, vocabulary)."""
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
 
     def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         flat = inputs[0].reshape(-1, inputs[0].shape[-1])  # (b * t, d)

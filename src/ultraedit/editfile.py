@@ -134,7 +134,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         return f"byte {error.start + 1} is not UTF-8"
     except json.JSONDecodeError as error:
@@ -142,6 +142,14 @@ def _json_row(line: bytes) -> dict[str, Any] | str:
     except (ValueError, RecursionError) as error:
         return f"not usable JSON: {error}"
     return _object(row)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
+    return row
 
 
 def _object(row: Any) -> dict[str, Any] | str:
@@ -179,7 +187,7 @@ class _Window:
         decoder = getincrementaldecoder("utf-8")(errors="surrogateescape")
         pieces = iter(lambda: file.read(_CHUNK_BYTES), b"")
         self._chunks = (decoder.decode(piece) for piece in pieces)
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=_unique).raw_decode
         self._text = ""
         self.line = 1
 
@@ -269,6 +277,8 @@ _TOO_LONG = "\udfff"
 def _check_header(header: list[str], path: Path) -> None:
     if not header:
         raise InputError(f"{path} is empty; a CSV file starts with a line of column names.")
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise InputError(f"{path} has the column {twice[0]!r} twice.")
     for name in ("prompt", "target"):
         if name not in header and f"{name}_ids" not in header:
             raise InputError(
@@ -303,13 +313,16 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise InputError("Parquet files need pyarrow: pip install 'ultraedit[parquet]'.") from error
     try:
         with ParquetFile(path) as file:
-            _check_header(file.schema_arrow.names, path)
+            names = file.schema_arrow.names
+            _check_header(names, path)
+            known = [name for name in names if name in COLUMNS]
+            others = dict.fromkeys(name for name in names if name not in COLUMNS)
             line = 0
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=1024, columns=known):
                 for row in batch.to_pylist():
                     line += 1
-                    yield line, row
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
+                    yield line, {**row, **others}
+    except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
 
 

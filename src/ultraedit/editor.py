@@ -14,10 +14,24 @@ import torch
 from ultraedit.capture import Answers, answer
 from ultraedit.edits import Edit, as_edits, in_turns
 from ultraedit.errors import InputError, NothingMovedError, TurnError
-from ultraedit.files import OWN_FOLDER, staged_directory, write_json
+from ultraedit.files import (
+    OWN_FOLDER,
+    RECEIPT,
+    RECEIPT_FORMAT,
+    check_output_directory,
+    staged_directory,
+    write_json,
+)
 from ultraedit.methods import method_class
 from ultraedit.methods.base import Proposal, Turn
-from ultraedit.models import check_saved, disk_errors, load_model, save_model, save_tokenizer
+from ultraedit.models import (
+    check_saved,
+    disk_errors,
+    load_model,
+    local_folder,
+    save_model,
+    save_tokenizer,
+)
 from ultraedit.receipt import Receipt, SiteChange, Tally, origin
 from ultraedit.recipes import BENCHMARKS, default_lr, recipe_for
 from ultraedit.settings import build
@@ -52,6 +66,7 @@ class Editor:
         self.model = model
         self.tokenizer = tokenizer
         self.method_name = method
+        self._source = local_folder(model)
         cls = method_class(method)
         notation, defaults = defaults_for(model.config, method, sites)
         defaults = {key: defaults[key] for key in defaults if hasattr(cls.Config, key)}
@@ -83,6 +98,7 @@ class Editor:
         )
         return cls(model, tokenizer, **options)
 
+    @torch.inference_mode(False)
     def apply(self, edits: Iterable[Edit | Mapping[str, Any]], *, measure: bool = True) -> Receipt:
         """Apply one turn, all of it or nothing.
 
@@ -90,6 +106,7 @@ class Editor:
         """
         start = time.perf_counter()
         turn = self._turn(as_edits(edits))
+        self.weights.check_own()
         with _memory(self.config):
             proposal = self.method.compute_shift(turn)
             norms = self._checked_norms(proposal.shift)
@@ -114,8 +131,8 @@ class Editor:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Receipt:
         """Apply a stream of edits turn by turn; `on_turn` sees the receipt of each."""
-        if turn_size < 1:
-            raise InputError(f"turn_size must be at least 1, got {turn_size}.")
+        if not isinstance(turn_size, int) or turn_size < 1:
+            raise InputError(f"turn_size must be a whole number from 1, got {turn_size!r}.")
         tally = Tally()
         stopped = False
         for turn in in_turns(edits, turn_size):
@@ -147,34 +164,56 @@ class Editor:
 
         return evaluate(self.model, edits, encoder=self.encoder, **options)
 
-    def save(self, path: str | Path, *, record: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write an ordinary model directory, read it back, and only then put it in its place.
 
         Beside the model, in `ultraedit/`: the receipt, the settings, the change in float32 and what
-        the method remembers. `record` is added to the receipt.
+        the method remembers. `overwrite` replaces an earlier result, and nothing else; `record` is
+        added to the receipt.
         """
+        check_output_directory(Path(path), overwrite=overwrite)
+        staged = staged_directory(Path(path), overwrite=overwrite)
+        with staged as folder, disk_errors():
+            save_model(self.model, folder, self._source)
+            save_tokenizer(self.tokenizer, folder)
+            self._save_own(folder, {**self._record(), **(record or {})})
+            check_saved(self.model, folder)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "receipt": self.receipt().to_dict(),
+            "settings": self.settings(),
+            "origin": self.origin(),
+        }
+
+    def _save_own(self, folder: Path, record: dict[str, Any]) -> None:
         from safetensors.torch import save_file
 
-        with staged_directory(Path(path)) as folder, disk_errors():
-            save_model(self.model, folder)
-            save_tokenizer(self.tokenizer, folder)
-            own = folder / OWN_FOLDER
-            own.mkdir()
-            total = self.weights.total()
-            total.save(own / "shift.safetensors", {"base": self.weights.fingerprint(base=True)})
-            state = self.method.state_dict()
-            state = {key: tensor.cpu().contiguous() for key, tensor in state.items()}
-            save_file(state, own / "state.safetensors")
-            content = {**self.receipt().to_dict(), **self.origin(), **(record or {})}
-            write_json(own / "receipt.json", content)
-            write_json(own / "settings.json", self.settings())
-            check_saved(self.model, folder)
+        own = folder / OWN_FOLDER
+        own.mkdir()
+        shift = self.weights.total()
+        shift.save(own / "shift.safetensors", {"base": self.weights.fingerprint(base=True)})
+        state = {key: tensor.cpu() for key, tensor in self.method.state_dict().items()}
+        save_file(
+            {key: tensor.contiguous() for key, tensor in state.items()}, own / "state.safetensors"
+        )
+        write_json(own / "settings.json", record["settings"])
+        names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+        files = sorted(map(str, [*names, Path(OWN_FOLDER, RECEIPT)]))
+        write_json(own / RECEIPT, {"format": RECEIPT_FORMAT, **record, "files": files})
 
     def settings(self) -> dict[str, Any]:
         """Return everything needed to do the same again."""
         return {
             "method": self.method_name,
             "sites": [site.name for site in self.sites],
+            "dtype": str(self.model.dtype).removeprefix("torch."),
             "accumulate": self.weights.accumulate,
             "chat": self.encoder.chat,
             **asdict(self.config),
@@ -211,8 +250,8 @@ class Editor:
         norms = shift.norms()
         if not any(norm > 0 for norm in norms.values()):
             raise TurnError(
-                "The shift is zero, so these edits would do nothing: nothing that the sites do "
-                "reaches the answers. Choose other sites, or check the model."
+                "The shift is zero, so these edits would do nothing: lr is too small, or nothing "
+                "that the sites do reaches the answers. Use a larger lr or other sites."
             )
         return norms
 

@@ -111,7 +111,7 @@ class Edit:
     def from_row(cls, row: Mapping[str, Any]) -> Edit:
         """Build an edit from a row of a file; columns it does not know are left aside."""
         if not isinstance(row, Mapping):
-            raise InputError(f"expected a dictionary, found {type(row).__name__}")
+            raise InputError(f"expected an edit or a dictionary, found {row}")
         for name in ("prompt", "target"):
             if row.get(name) is None and row.get(f"{name}_ids") is None:
                 raise InputError(f"{name!r} is missing")
@@ -137,6 +137,8 @@ def as_edits(items: Iterable[Edit | Mapping[str, Any]]) -> list[Edit]:
 
 def in_turns(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Cut a stream into lists of `size`; the last may be shorter."""
+    if isinstance(items, (Edit, Mapping, str)) or not isinstance(items, Iterable):
+        raise InputError("Edits come as a list or another stream; put a single edit into a list.")
     stream = iter(items)
     while turn := list(islice(stream, size)):
         yield turn

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,31 @@ from typing import Any
 from ultraedit.errors import InputError
 
 OWN_FOLDER = "ultraedit"
-"""Folder inside an edited model's directory that holds what is ours, and marks it as ours."""
+"""Folder inside an edited model's directory that holds what is ours."""
+RECEIPT = "receipt.json"
+RECEIPT_FORMAT = "ultraedit-receipt-1"
+"""Marks a directory as one that we wrote, and may therefore replace when asked."""
 
 
-@contextmanager
-def _said_in_words(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+def check_output_files(paths: Sequence[Path | None], *, inputs: Sequence[Path] = ()) -> None:
+    """Refuse, before any work is done, files that could not or must not be written afterwards."""
+    seen: list[Path] = []
+    for path in paths:
+        if path is None or str(path) == "-":
+            continue
+        with _in_words(path):
+            _check_output_file(path)
+            for other in (*inputs, *seen):
+                inside = other.is_dir() and path.resolve().is_relative_to(other.resolve())
+                if inside or path.resolve() == other.resolve():
+                    raise InputError(f"{path} is needed for something else; name another file.")
+        seen.append(path)
 
 
-def check_output_file(path: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written afterwards."""
-    if str(path) == "-":
-        return
-    with _said_in_words(path):
-        is_directory, has_folder = path.is_dir(), path.parent.is_dir()
-    if is_directory:
+def _check_output_file(path: Path) -> None:
+    if path.is_dir():
         raise InputError(f"{path} is a directory; name a file to write.")
-    if not has_folder:
+    if not path.parent.is_dir():
         raise InputError(f"There is no folder {path.parent}; create it or name another file.")
     replaced = path.is_file() or not path.exists()
     places = [path.parent] * replaced + [path] * path.exists()
@@ -45,17 +50,18 @@ def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
-    elif path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a device or a pipe must not be replaced by a file
-    else:
-        with staged_file(path) as staging:
-            staging.write_text(text, encoding="utf-8")
+        return
+    with staged_file(path) as staging:
+        staging.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
     """Yield a file beside `path` that takes its place when the block succeeds."""
     target = path.resolve()
+    if target.exists() and not target.is_file():
+        yield target  # a device or a pipe is written to, never replaced by a file
+        return
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     os.close(handle)
     staging = Path(name)
@@ -69,46 +75,71 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 def check_output_directory(path: Path, *, overwrite: bool = False) -> None:
     """Refuse an output directory that holds something else or cannot be made."""
-    with _said_in_words(path):
-        is_else = path.is_symlink() or (path.exists() and not path.is_dir())
-    if is_else:
-        raise InputError(f"{path} exists and is not a directory; name another one for --out.")
-    if path.is_dir() and any(path.iterdir()):
-        if not overwrite:
-            raise InputError(
-                f"{path} exists and is not empty; name another directory, or replace an earlier "
-                "result with --overwrite."
-            )
-        if not (path / OWN_FOLDER).is_dir():
-            raise InputError(
-                f"{path} was not written by ultraedit, so --overwrite leaves it alone; "
-                "name another directory."
-            )
-    with staged_directory(path, check_only=True):
-        pass
+    target = _target(path)
+    _refuse_occupied(target, overwrite=overwrite)
+    place = target.parent
+    with _in_words(path):
+        while not place.exists():
+            place = place.parent
+        Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=place)).rmdir()
 
 
 @contextmanager
-def staged_directory(path: Path, *, check_only: bool = False) -> Iterator[Path]:
+def staged_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty directory beside `path` that takes its place when the block succeeds."""
-    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link at the end
-    place = target.parent
-    while check_only and not place.exists():
-        place = place.parent
-    try:
-        made = _make_parents(place)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=place))
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+    target = _target(path)
+    with _in_words(path):
+        made = _make_parents(target.parent)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
     try:
         yield staging
-        if not check_only:
-            _take_place(staging, target)
-            made = []
+        made = []
+        _open_up(staging)
+        _take_place(staging, target, overwrite=overwrite)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         for folder in made:
             folder.rmdir()
+
+
+def _target(path: Path) -> Path:
+    """Return where a directory will really be; links on the way are followed, the last is not."""
+    if path.name in ("", ".."):
+        raise InputError(f"{str(path)!r} is no name for a new directory.")
+    with _in_words(path):
+        return path.parent.resolve() / path.name
+
+
+def _refuse_occupied(target: Path, *, overwrite: bool) -> None:
+    with _in_words(target):
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise InputError(f"{target} exists and is no plain directory; name another one.")
+        if not target.exists():
+            return
+        if target.is_mount() or Path.cwd().is_relative_to(target):
+            raise InputError(f"{target} is in use as a place; name a folder inside it.")
+        if not any(target.iterdir()):
+            return
+    if not overwrite:
+        raise InputError(
+            f"{target} exists and is not empty; name another directory, or replace an earlier "
+            "result with --overwrite."
+        )
+    held = {str(file.relative_to(target)) for file in target.rglob("*") if not file.is_dir()}
+    if foreign := sorted(held - _own_files(target)):
+        raise InputError(
+            f"{target} holds {foreign[0]!r}, which was not written by ultraedit, so it is not "
+            "replaced; name another directory."
+        )
+
+
+def _own_files(target: Path) -> set[str]:
+    """Return the files an earlier result lists as its own."""
+    try:
+        content = json.loads((target / OWN_FOLDER / RECEIPT).read_text(encoding="utf-8"))
+        return set(content["files"]) if content["format"] == RECEIPT_FORMAT else set()
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _make_parents(parent: Path) -> list[Path]:
@@ -122,22 +153,60 @@ def _make_parents(parent: Path) -> list[Path]:
     return missing
 
 
-def _take_place(staging: Path, target: Path) -> None:
-    staging.chmod(0o777 & ~_umask())
-    for path in staging.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
-    if not target.exists():
-        staging.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent)) / "old"
-    target.rename(old)
+def _take_place(staging: Path, target: Path, *, overwrite: bool) -> None:
+    """Rename a finished directory; where its place was taken meanwhile, put it beside."""
     try:
-        staging.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
+        _refuse_occupied(target, overwrite=overwrite)
+        if target.exists():
+            _replace(staging, target)
+        else:
+            staging.rename(target)
+    except (InputError, OSError) as error:
+        beside = _free_name(target)
+        try:
+            staging.rename(beside)
+        except OSError:
+            raise error from None
+        raise OSError(f"{error} The result is whole and lies at {beside} instead") from error
+
+
+def _free_name(target: Path) -> Path:
+    number = 1
+    while (beside := target.with_name(f"{target.name}-{number}")).exists():
+        number += 1
+    return beside
+
+
+def _replace(staging: Path, target: Path) -> None:
+    away = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
+    try:
+        target.rename(away / "old")
+        try:
+            staging.rename(target)
+        except OSError:
+            (away / "old").rename(target)
+            raise
     finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def _open_up(folder: Path) -> None:
+    """Give files the permissions of ordinary ones; temporary ones are private."""
+    mask = _umask()
+    folder.chmod(0o777 & ~mask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be written: {reason}.") from error
 
 
 def _umask() -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ultraedit.errors import InputError
+from ultraedit.files import OWN_FOLDER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,6 +42,12 @@ _WEIGHT_SUFFIXES = (
     ".onnx",
 )
 _MAX_SHARD = "5GB"
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _MAX_COMPANION_BYTES = 64 << 20
 """Larger files beside a model's weights are not taken along."""
 _MASK_BUFFERS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
@@ -47,7 +57,7 @@ _MASK_BUFFERS = re.compile(r"\.(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 def load_model(
     source: str | Path,
     *,
-    dtype: str | torch.dtype = "auto",
+    dtype: str | torch.dtype | None = "auto",
     device: str | None = None,
     device_map: Any = None,
     trust_remote_code: bool = False,
@@ -58,13 +68,15 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM
 
+    if device is not None and device_map is not None:
+        raise InputError("Give a device or a device map, not both.")
     config = load_config(source, trust_remote_code=trust_remote_code)
     _refuse_pickles(source)
     with quiet(), _sentences(f"The weights of {source} cannot be loaded"):
         model, info = AutoModelForCausalLM.from_pretrained(
             str(source),
             config=config,
-            dtype=torch_dtype(dtype),
+            dtype=torch_dtype(dtype, stored_in=Path(source)),
             device_map=device_map,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -119,10 +131,14 @@ def load_tokenizer(
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=trust_remote_code)
 
 
-def torch_dtype(name: str | torch.dtype) -> str | torch.dtype:
-    """Return the type of a name; `auto` stays what it is."""
-    if name == "auto" or isinstance(name, torch.dtype):
+def torch_dtype(
+    name: str | torch.dtype | None, *, stored_in: Path | None = None
+) -> str | torch.dtype:
+    """Return the type of a name; `auto` is the one most weights in a folder are stored in."""
+    if isinstance(name, torch.dtype):
         return name
+    if name is None or name == "auto":
+        return _stored_dtype(stored_in) or "auto" if stored_in else "auto"
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(
@@ -138,17 +154,40 @@ def best_device(name: str | None = None) -> torch.device:
         found = torch.accelerator.is_available() and torch.accelerator.current_accelerator()
         return found or torch.empty(0).device
     try:
-        return torch.empty(0, device=name).device
+        probe = torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"The device {name!r} cannot be used: {_first_line(error)}") from error
+    if probe.is_meta:
+        raise InputError(f"The device {name!r} holds no numbers; nothing can be computed there.")
+    return probe.device
 
 
-def save_model(model: PreTrainedModel, folder: Path) -> None:
+def _stored_dtype(folder: Path) -> torch.dtype | None:
+    """Return the type that most bytes of a folder's weights have; the configuration may differ."""
+    from safetensors import safe_open
+
+    sizes: Counter[torch.dtype] = Counter()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for key in weights.keys():  # noqa: SIM118 - the reader is no mapping
+                part = weights.get_slice(key)
+                dtype = _SAFETENSORS_DTYPES.get(part.get_dtype())
+                if dtype is not None:
+                    sizes[dtype] += math.prod(part.get_shape()) * dtype.itemsize
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def local_folder(model: PreTrainedModel) -> Path | None:
+    """Return the folder a model was loaded from, if it was loaded from one."""
+    name = model.config._name_or_path
+    return Path(name).resolve() if name and Path(name).is_dir() else None
+
+
+def save_model(model: PreTrainedModel, folder: Path, source: Path | None = None) -> None:
     """Write an ordinary model directory, with what its source had beside the weights."""
     with quiet(), _lenient_generation_config(model, folder), disk_errors():
         model.save_pretrained(folder, max_shard_size=_MAX_SHARD)
-    source = Path(model.config._name_or_path)
-    if model.config._name_or_path and source.is_dir():
+    if source is not None and source.is_dir():
         for file in source.iterdir():
             if _belongs_along(file) and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
@@ -185,7 +224,12 @@ def check_saved(model: PreTrainedModel, folder: Path) -> None:
         other = written.get(name)
         if weight.is_meta:
             continue  # offloaded to disk: never edited, and not here to compare with
-        if other is None or other.dtype != weight.dtype or not _same_bits(weight, other):
+        if other is not None and other.dtype != weight.dtype:
+            raise InputError(
+                f"{name} is {weight.dtype} in memory, but a saved model has one type for all "
+                f"({other.dtype}); convert the model to one type before editing it."
+            )
+        if other is None or not _same_bits(weight, other):
             raise OSError(
                 f"{name} reads back differently from how it was written; the disk or its driver "
                 "cannot be trusted, and nothing was kept."
@@ -263,7 +307,9 @@ def _key_name(key: object) -> str:
 
 def _belongs_along(file: Path) -> bool:
     is_weight = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
-    if is_weight or file.name.startswith(".") or not file.is_file():
+    if is_weight or file.name.startswith(".") or file.name == OWN_FOLDER or not file.is_file():
+        return False
+    if not os.access(file, os.R_OK):
         return False
     return file.stat().st_size <= _MAX_COMPANION_BYTES
 

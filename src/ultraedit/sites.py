@@ -109,6 +109,8 @@ def default_notation(config: Any) -> str | None:
 
 def at_depth(row: Architecture, depth: int) -> str:
     """Move an architecture's sites to the same relative place in a model of another depth."""
+    if depth < 1:
+        raise InputError("The model has no layers, so there is nothing to edit.")
 
     def moved(match: re.Match[str]) -> str:
         scale = (depth - 1) / (row.depth - 1)
@@ -220,18 +222,24 @@ def _refusal(name: str, module: nn.Module, *, planning: bool = False) -> str | N
 
 
 def _refuse_shared(model: PreTrainedModel, sites: Iterable[Site]) -> None:
-    owners = {id(site.weight): site.name for site in sites}
+    owners = {_storage(site.weight): site.name for site in sites}
     for name, module in model.named_modules(remove_duplicate=False):
-        owner = owners.get(id(getattr(module, "weight", None)))
+        owner = owners.get(_storage(getattr(module, "weight", None)))
         if owner is not None and owner != name:
             raise InputError(f"{owner} shares its weight with {name}; editing one would edit both.")
+
+
+def _storage(weight: object) -> int:
+    """Tell weights apart by where they lie; without storage, by what they are."""
+    held = isinstance(weight, Tensor) and not weight.is_meta and weight.numel() > 0
+    return weight.data_ptr() if held else id(weight)  # type: ignore[attr-defined]
 
 
 def _nothing_matches(model: PreTrainedModel, pattern: str) -> str:
     named = [name for name, _ in model.named_modules() if name and _matches(name, pattern)]
     if named:
         kind = type(model.get_submodule(named[0])).__name__
-        return f"{named[0]} is a {kind} that cannot be edited; `ultraedit inspect` lists the sites."
+        return f"{named[0]}, of type {kind}, cannot be edited; `ultraedit inspect` lists the sites."
     if has_experts(model):
         return (
             f"No site matches {pattern!r}: this is a mixture-of-experts model, whose experts are "

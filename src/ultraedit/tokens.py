@@ -110,6 +110,7 @@ class Encoder:
             )
         self._prefix = () if tokenizer is None or chat else self._special_prefix()
         self._space = "" if tokenizer is None or self._supplies_space() else " "
+        self._unknown = None if tokenizer is None else _unknown_id(tokenizer)
         self._newline = 0 if tokenizer is None else len(self._plain("\n"))
 
     @classmethod
@@ -167,6 +168,8 @@ class Encoder:
             )
         if not prompt or not answer:
             return InputError(f"the {'answer' if prompt else 'prompt'} has no tokens")
+        if self._unknown is not None and self._unknown in answer:
+            return InputError("the tokenizer does not know a part of the answer")
         largest = max(*prompt, *answer)
         if largest >= self.vocabulary:
             return InputError(f"token id {largest} is outside the vocabulary of {self.vocabulary}")
@@ -200,7 +203,7 @@ class Encoder:
         """Encode answers as they stand after their prompts: a space before them, or a new line."""
         starts = [self._start(probe.prompt) for probe in probes]
         answers = [
-            probe.answer if isinstance(probe.answer, tuple) else start + probe.answer.lstrip(" ")
+            probe.answer if isinstance(probe.answer, tuple) else _after(start, probe.answer)
             for start, probe in zip(starts, probes, strict=True)
         ]
         return [
@@ -209,7 +212,7 @@ class Encoder:
         ]
 
     def _start(self, prompt: Text) -> str:
-        fresh_line = self.chat or (isinstance(prompt, str) and prompt.endswith("\n"))
+        fresh_line = self.chat or (isinstance(prompt, str) and prompt.rstrip(" ").endswith("\n"))
         return ("" if self._space else "\n") if fresh_line and self.tokenizer else self._space
 
     def _encode_texts(self, texts: Sequence[Text]) -> list[Encoded]:
@@ -250,3 +253,19 @@ class Encoder:
             if joint[: len(start)] == start:
                 return joint[len(start) :] == self._plain(word)
         return False
+
+
+def _unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the id a tokenizer gives to what it does not know; one it also ends with is none."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        token = getattr(model, "unk_token", None)
+        unknown = None if token is None else tokenizer.get_vocab().get(token)
+    return None if unknown == tokenizer.eos_token_id else unknown
+
+
+def _after(start: str, answer: str) -> str:
+    """Put what stands between prompt and answer before it, unless it brings its own new line."""
+    answer = answer.lstrip(" ")
+    return answer if start == " " and answer[:1].isspace() else start + answer

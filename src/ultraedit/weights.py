@@ -28,6 +28,7 @@ Snapshot = dict[str, tuple[Tensor, Tensor | None]]
 class Weights:
     """The weights of a model's sites over its life."""
 
+    @torch.inference_mode(False)
     def __init__(self, sites: Sequence[Site], *, accumulate: Accumulate = "float32") -> None:
         if accumulate not in get_args(Accumulate):
             raise InputError(f"accumulate must be 'float32' or 'native', got {accumulate!r}.")
@@ -43,6 +44,15 @@ class Weights:
                 for site in sites
                 if torch.finfo(site.weight.dtype).bits < 32
             }
+
+    def check_own(self) -> None:
+        """Refuse weights that something else has changed: the next turn would undo that change."""
+        for name, master in self._masters.items():
+            if not torch.equal(master.to(self.sites[name].weight.dtype), self.sites[name].matrix):
+                raise InputError(
+                    f"The weight of {name} was changed by something else since the last turn; make "
+                    "a new Editor for the model as it is now."
+                )
 
     @torch.no_grad()
     def apply(self, shift: Shift) -> None:

@@ -3,6 +3,11 @@
 
 def run() -> None:
     """Run the command `ultraedit`."""
-    from ultraedit.cli.app import main
+    import sys
 
-    main()
+    try:
+        from ultraedit.cli.app import main
+
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

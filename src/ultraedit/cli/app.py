@@ -1,18 +1,23 @@
 """The verbs together, and what happens to an error: one sentence and an exit code."""
 
+import io
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
 import ultraedit
 from ultraedit.cli.demo import demo
 from ultraedit.cli.edit import edit
+from ultraedit.cli.editrun import INTERRUPTED
 from ultraedit.cli.evaluate import evaluate
 from ultraedit.cli.listing import ls
 from ultraedit.cli.model import inspect, plan
 from ultraedit.cli.screen import show_error
+from ultraedit.cli.signals import treat_as_ctrl_c
 from ultraedit.errors import EditError, InputError
 
 EXIT_CODES = (
@@ -31,8 +36,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _saying_when_stopped(verb: Callable[..., None]) -> Callable[..., None]:
+    @wraps(verb)
+    def wrapped(*words: Any, **options: Any) -> None:
+        try:
+            verb(*words, **options)
+        except KeyboardInterrupt as error:
+            show_error("Stopped; nothing was written.")
+            raise typer.Exit(INTERRUPTED) from error
+
+    return wrapped
+
+
 for verb in (demo, edit, evaluate, inspect, plan, ls):
-    app.command()(verb)
+    app.command()(_saying_when_stopped(verb))
 
 
 def _version(wanted: bool) -> None:
@@ -53,10 +72,12 @@ def _root(
 
 def main() -> None:
     """Run a verb; an error becomes a sentence, with a traceback where ULTRAEDIT_DEBUG is set."""
+    treat_as_ctrl_c()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no → shows ? for it
     try:
         app()
-    except KeyboardInterrupt:
-        _stop("Stopped; nothing was written.", 130)
     except InputError as error:
         _stop(str(error), 2)
     except EditError as error:

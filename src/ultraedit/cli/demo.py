@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ultraedit.cli import options
-from ultraedit.cli.run import EditRun, save, show_result
+from ultraedit.cli.editrun import EditRun, save, show_result, stop_if_incomplete
 from ultraedit.cli.screen import bar, console_for
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ultraedit.edits import Edit, Text
 
 _QUESTION_TOKENS = 8
+_MARK = ".ultraedit-demo"
+"""An empty file that tells a demo's folder from other ones."""
 
 
 def demo(
@@ -36,12 +38,12 @@ def demo(
     """
     from ultraedit.cli.rows import check_rows
     from ultraedit.editor import Editor
-    from ultraedit.files import check_output_file, write_json
+    from ultraedit.files import check_output_files, write_json
     from ultraedit.world import DEMO_LR, DEMO_SITES, counterfactual_edits, world_facts
 
     console = console_for(json_file)
-    if json_file is not None:
-        check_output_file(json_file)
+    check_output_files([json_file])
+    _check_folder(out)
     edits = counterfactual_edits(world_facts(), count, seed)
     base = _trained_model(out / "model", console)
     _write_edits(out / "edits.jsonl", edits)
@@ -50,16 +52,29 @@ def demo(
     questions = _questions(edits)
     before = _written(editor, questions)
     result = EditRun(console, editor, checked, turn_size=turn_size, every=1).result()
-    save(console, editor, out / "edited", result)
-    if json_file is not None:
-        write_json(json_file, result)
+    save(console, editor, out / "edited", result, overwrite=True)
     _show_questions(console, questions, before, _written(editor, questions))
     show_result(console, result, out / "edited")
+    if json_file is not None:
+        write_json(json_file, result)
+    stop_if_incomplete(result)
     _draw(console, result, out / "curve.png")
     console.print(
         f"Next: [cyan]ultraedit edit {escape(str(base))} YOUR_EDITS.jsonl --out mine "
         f"--lr {DEMO_LR:g} --sites '{escape(DEMO_SITES)}'[/]"
     )
+
+
+def _check_folder(out: Path) -> None:
+    """Take a folder that is new, empty, or an earlier demo's."""
+    from ultraedit.errors import InputError
+    from ultraedit.files import check_output_directory
+
+    if out.is_dir() and any(out.iterdir()) and not (out / _MARK).is_file():
+        raise InputError(f"{out} holds other things than a demo; name another folder with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).touch()
+    check_output_directory(out / "edited", overwrite=True)
 
 
 def _trained_model(folder: Path, console: Console) -> Path:

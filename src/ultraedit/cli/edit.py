@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from ultraedit.cli import options
-from ultraedit.cli.run import EditRun, save, show_result
+from ultraedit.cli.editrun import EditRun, save, show_result, stop_if_incomplete
 from ultraedit.cli.screen import console_for, size, spinner
 from ultraedit.errors import InputError
 
@@ -67,7 +67,7 @@ def edit(
     from ultraedit.tokens import Encoder
 
     console = console_for(json_file)
-    _check_places(edits, out, json_file, overwrite=overwrite)
+    _check_places(model, edits, out, json_file, overwrite=overwrite)
     values = options.parsed(method, settings)
     with spinner(console, f"Reading the configuration of {model}"):
         build(method_class(method).Config, values)
@@ -102,20 +102,23 @@ def edit(
         generated=not no_generate,
     )
     result = run.result()
-    save(console, editor, out, result)
+    result["settings"] |= {"limit": limit, "skip_bad_rows": skip_bad_rows}
+    save(console, editor, out, result, overwrite=overwrite)
+    show_result(console, result, out)
     if json_file is not None:
         write_json(json_file, result)
-    show_result(console, result, out)
+    stop_if_incomplete(result)
     console.print(f"Next: [cyan]ultraedit evaluate {escape(str(out))} FILE_OF_OTHER_EDITS[/]")
 
 
-def _check_places(edits: Path, out: Path, json_file: Path | None, *, overwrite: bool) -> None:
+def _check_places(
+    model: str, edits: Path, out: Path, json_file: Path | None, *, overwrite: bool
+) -> None:
     from ultraedit.editfile import EditFile
-    from ultraedit.files import check_output_directory, check_output_file
+    from ultraedit.files import check_output_directory, check_output_files
 
     EditFile(edits)
-    if json_file is not None:
-        check_output_file(json_file)
+    check_output_files([json_file], inputs=[edits, Path(model)])
     check_output_directory(out, overwrite=overwrite)
 
 

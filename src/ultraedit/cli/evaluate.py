@@ -38,15 +38,13 @@ def evaluate(
     """Measure efficacy, generalization and specificity (and personas and reasoning) of a model."""
     from ultraedit.cli.rows import check_rows
     from ultraedit.editfile import EditFile
-    from ultraedit.files import check_output_file, write_json
+    from ultraedit.files import check_output_files, write_json
     from ultraedit.models import load_config, load_tokenizer
     from ultraedit.tokens import Encoder
 
     console = console_for(json_file)
-    for file in (json_file, answers):
-        if file is not None:
-            check_output_file(file)
     EditFile(edits)
+    check_output_files([json_file, answers], inputs=[edits, Path(model)])
     config = load_config(model, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     encoder = Encoder.of(config, tokenizer, chat=chat)

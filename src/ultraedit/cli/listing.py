@@ -25,12 +25,11 @@ def ls(
     json_file: options.Json = None,
 ) -> None:
     """List methods and their settings, architectures, recipes and metrics."""
-    from ultraedit.files import check_output_file, write_json
+    from ultraedit.files import check_output_files, write_json
 
     if what is not None and what not in _LISTINGS:
         raise unknown_name("list of", what, _LISTINGS)
-    if json_file is not None:
-        check_output_file(json_file)
+    check_output_files([json_file])
     chosen = {name: rows() for name, rows in _LISTINGS.items() if what in (None, name)}
     if json_file is not None:
         write_json(json_file, chosen)

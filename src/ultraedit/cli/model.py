@@ -1,6 +1,7 @@
 """`ultraedit inspect` and `ultraedit plan`: what can be edited, and what it will cost."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +20,11 @@ def inspect(
 ) -> None:
     """List every site of a model that can be edited, its shape, and the default ones."""
     from ultraedit.errors import InputError
-    from ultraedit.files import check_output_file, write_json
+    from ultraedit.files import check_output_files, write_json
     from ultraedit.sites import editable_sites
 
     console = console_for(json_file)
-    if json_file is not None:
-        check_output_file(json_file)
+    check_output_files([json_file])
     with spinner(console, f"Reading the configuration of {model}"):
         skeleton, chosen, notation, lr = _skeleton(model, method, sites, trust_remote_code)
     names = {site.name for site in chosen}
@@ -73,18 +73,17 @@ def plan(
     json_file: options.Json = None,
 ) -> None:
     """Estimate memory and time of an edit run from the configuration alone; no weight is loaded."""
-    from ultraedit.files import check_output_file, write_json
+    from ultraedit.files import check_output_files, write_json
     from ultraedit.models import best_device, torch_dtype
     from ultraedit.plan import Workload, estimate, measure_flops
 
     console = console_for(json_file)
-    if json_file is not None:
-        check_output_file(json_file)
+    check_output_files([json_file])
     with spinner(console, f"Reading the configuration of {model}"):
         skeleton, chosen, notation, _ = _skeleton(
             model, method, sites, trust_remote_code, needed=True
         )
-        precision = torch_dtype(dtype)
+        precision = torch_dtype(dtype, stored_in=Path(model))
         if isinstance(precision, str):
             precision = skeleton.config.dtype or skeleton.dtype
         where = best_device(device)

@@ -13,18 +13,18 @@ from rich.markup import escape
 from ultraedit.cli.screen import bar
 from ultraedit.editfile import BadRow, EditFile
 from ultraedit.edits import Edit, in_turns
-from ultraedit.errors import InputError
+from ultraedit.errors import InputError, TurnError
 from ultraedit.tokens import Encoder
 
 _KEPT = 1000
 """Bad rows kept to be listed; more are only counted."""
 _SHOWN = 20
-_WINDOW = 1024
+_WINDOW = 256
 
 
 @dataclass
 class Checked:
-    """A file of edits that was read once, whole."""
+    """A file of edits that was read once, whole, and must stay as it was."""
 
     file: EditFile
     encoder: Encoder
@@ -33,22 +33,38 @@ class Checked:
     bad: int = 0
     bad_rows: list[BadRow] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        with self.file.path.open("rb") as file:
+            self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        self._stamp = self._now()
+
     def __iter__(self) -> Iterator[Edit]:
         """Yield the good rows again; the model is asked about each only where some were bad."""
-        if self.bad:
-            rows = (row for row in _rows(self.file, self.encoder) if isinstance(row, Edit))
-        else:
-            rows = (row for row in self.file if isinstance(row, Edit))
-        return islice(rows, self.limit)
+        rows = _rows(self.file, self.encoder) if self.bad else iter(self.file)
+        edits = (row for row in rows if isinstance(row, Edit))
+        for number, edit in enumerate(islice(edits, self.limit)):
+            if number % _WINDOW == 0:
+                self._refuse_changed()
+            yield edit
+        self._refuse_changed()
+
+    def _refuse_changed(self) -> None:
+        if self._now() != self._stamp:
+            raise TurnError(f"{self.file.path} was changed while it was in use.")
+
+    def _now(self) -> tuple[int, ...]:
+        try:
+            found = self.file.path.stat()
+        except OSError:
+            return ()
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a receipt says about the file."""
-        with self.file.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         left_out = [str(row) for row in self.bad_rows]
         return {
             "file": self.file.path.name,
-            "sha256": digest,
+            "sha256": self.sha256,
             "edits": self.good,
             "left_out": self.bad,
             "left_out_rows": left_out,

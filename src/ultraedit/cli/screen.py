@@ -1,5 +1,7 @@
 """What a person sees: bars, tables, errors."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,9 +31,16 @@ READINGS = {
 }
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """Go quiet when nobody listens any more; the work goes on."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console_for(json_file: Path | None) -> Console:
     """Return the console to talk on; standard output is left to the JSON when it goes there."""
-    return Console(stderr=str(json_file) == "-", highlight=False)
+    return _Screen(stderr=str(json_file) == "-", highlight=False)
 
 
 def show_error(message: str) -> None:

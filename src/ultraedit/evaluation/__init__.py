@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ultraedit.capture import answer
 from ultraedit.edits import FAMILIES, Edit, Family, Probe, as_edits, in_turns
 from ultraedit.errors import InputError
@@ -51,6 +53,7 @@ class Asked:
     written: Ids | None
 
 
+@torch.inference_mode(False)
 def evaluate(
     model: PreTrainedModel,
     edits: Iterable[Edit | Mapping[str, Any]],
@@ -95,6 +98,12 @@ def _ask(
     probes = [(edit, family, probe) for edit in edits for family, probe in edit.probes()]
     examples = _encoded(encoder, probes)
     answers = answer(model, examples, max_tokens=max_tokens)
+    if not bool(torch.isfinite(answers.log_probs).all()):
+        owner = int(answers.owners[~torch.isfinite(answers.log_probs)][0])
+        raise InputError(
+            f"The model's answers are not finite, first for edit {probes[owner][0].id!r}: its "
+            "weights are damaged, or too large for their precision."
+        )
     sizes = [len(example.answer) for example in examples]
     predicted = [tuple(rows.tolist()) for rows in answers.predicted.split(sizes)]
     written: Sequence[Ids | None] = [None] * len(examples)
@@ -113,7 +122,7 @@ def _encoded(encoder: Encoder, probes: Sequence[tuple[Edit, Family, Probe]]) -> 
     encoded = encoder.encode([probe for _, _, probe in probes])
     for (edit, family, _), example in zip(probes, encoded, strict=True):
         if isinstance(example, InputError):
-            raise InputError(f"A {family} probe of edit {edit.id!r} cannot be asked: {example}.")
+            raise InputError(f"Edit {edit.id!r} has a probe for {family} that fails: {example}.")
         examples.append(example)
     return examples
 

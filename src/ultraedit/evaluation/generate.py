@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ultraedit.capture import frozen
+from ultraedit.capture import frozen, input_device
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -55,7 +55,7 @@ def _continue(model: PreTrainedModel, prompts: Sequence[Ids], length: int) -> li
     from transformers import GenerationConfig
 
     width = max(map(len, prompts))
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     padded = [(0,) * (width - len(prompt)) + prompt for prompt in prompts]
     ids = torch.tensor(padded, device=device)  # (b, t)
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)

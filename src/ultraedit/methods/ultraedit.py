@@ -82,7 +82,8 @@ class UltraEdit(Method):
         encoder: Encoder,
     ) -> None:
         super().__init__(config, model, sites, encoder)
-        n_normalised = round(config.normalised_share * len(sites))
+        share = config.normalised_share
+        n_normalised = max(1, round(share * len(sites))) if share else 0
         chosen = random.Random(config.seed).sample(range(len(sites)), n_normalised)
         self._groups = {sites[number].name: self._group(sites[number]) for number in sorted(chosen)}
         self._moments: dict[str, Moments] = {}

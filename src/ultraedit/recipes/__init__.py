@@ -65,5 +65,5 @@ def default_lr(config: Any) -> float:
     The paper's 1e-6 was chosen at widths of 3,584 and more; a trained model of width 384 needed
     about 2e-4. The power law goes through both; it is an interpolation, not a measurement.
     """
-    width = config.get_text_config().hidden_size
+    width = max(1, config.get_text_config().hidden_size)
     return float(f"{1e-6 * max(1.0, 4096 / width) ** 2.3:.2g}")

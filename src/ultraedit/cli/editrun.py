@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ultraedit.cli.screen import bar, duration, show_scores
-from ultraedit.errors import TurnError
+from ultraedit.cli.screen import bar, duration, show_error, show_scores
+from ultraedit.cli.signals import SIGNALS
+from ultraedit.errors import InputError, TurnError
 
 if TYPE_CHECKING:
     from ultraedit.cli.rows import Checked
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+STOPPED_ASKING = "The last evaluation was stopped."
 
 
 class EditRun:
@@ -53,7 +55,7 @@ class EditRun:
         receipt, failure = self._edit_or_stop()
         after = None
         if self.evaluation and not receipt.interrupted:
-            after = self._evaluate_or_skip("Asking after", before)
+            after, failure = self._evaluate_or_stop("Asking after", before)
         return {
             **(after.to_dict() if after else {}),
             "before": before.to_dict() if before else None,
@@ -77,12 +79,16 @@ class EditRun:
             raise KeyboardInterrupt
         return receipt, failure
 
-    def _evaluate_or_skip(self, title: str, before: "Evaluation | None") -> "Evaluation | None":
+    def _evaluate_or_stop(
+        self, title: str, before: "Evaluation | None"
+    ) -> tuple["Evaluation | None", str | None]:
+        """Return the evaluation, or why there is none: all turns are done and must not be lost."""
         try:
-            return self._evaluate(title, before)
+            return self._evaluate(title, before), None
         except KeyboardInterrupt:
-            self.console.print("[yellow]Asking was stopped; the edited model is saved.[/]")
-            return None
+            return None, STOPPED_ASKING
+        except (TurnError, InputError) as error:
+            return None, str(error)
 
     def _evaluate(self, title: str, before: "Evaluation | None" = None) -> "Evaluation":
         with bar(self.console, title, self.checked.good) as advance:
@@ -122,7 +128,7 @@ def stopping(
         asked = True
         console.print(f"[yellow]{message}[/]")
 
-    earlier = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {name: signal.signal(name, ask) for name in SIGNALS}
     try:
         yield lambda: asked
     finally:
@@ -130,15 +136,17 @@ def stopping(
             signal.signal(name, handler)
 
 
-def save(console: Console, editor: "Editor", out: Path, result: dict[str, Any]) -> None:
+def save(
+    console: Console, editor: "Editor", out: Path, result: dict[str, Any], *, overwrite: bool
+) -> None:
     """Write the edited model; the first Ctrl-C does not disturb it."""
     waiting = stopping(console, "Saving; press Ctrl-C again to lose the edited model.")
     with waiting, console.status(f"Saving to {escape(str(out))} and reading it back"):
-        editor.save(out, record=result)
+        editor.save(out, record=result, overwrite=overwrite)
 
 
 def show_result(console: Console, result: dict[str, Any], out: Path) -> None:
-    """Print scores, time and place; a run that ended early ends the program with its exit code."""
+    """Print scores, time and place, and what should make a person look twice."""
     receipt = result["receipt"]
     if "efficacy" in result:
         show_scores(console, result, result["before"])
@@ -148,10 +156,22 @@ def show_result(console: Console, result: dict[str, Any], out: Path) -> None:
         f"{duration(receipt['seconds'])} ({rate:,.1f} a second). "
         f"Saved and read back: {escape(str(out))}"
     )
-    if result["failure"]:
-        raise TurnError(f"{result['failure']} The turns before it are saved.")
-    if receipt["interrupted"]:
-        console.print("[yellow]Stopped before all edits were done; finished turns are saved.[/]")
-        raise typer.Exit(INTERRUPTED)
     if receipt["log_prob"] is not None and receipt["log_prob"] <= receipt["log_prob_before"]:
         console.print("[yellow]The answers became less likely: try another lr or other sites.[/]")
+    site, change = max(receipt["sites"].items(), key=lambda item: item[1]["relative"])
+    if change["relative"] > 1:
+        console.print(
+            f"[yellow]The change of {site} is {change['relative']:.3g} times its weight; little of "
+            "the model is left. Use a smaller lr.[/]"
+        )
+
+
+def stop_if_incomplete(result: dict[str, Any]) -> None:
+    """End the program with the exit code of a run that ended early; what was done is saved."""
+    if result["failure"] == STOPPED_ASKING or (
+        result["receipt"]["interrupted"] and not result["failure"]
+    ):
+        show_error("Stopped early; the edits that were done are saved.")
+        raise typer.Exit(INTERRUPTED)
+    if result["failure"]:
+        raise TurnError(f"{result['failure']} The finished turns are saved.")
