@@ -110,7 +110,8 @@ def test_many_probes_are_encoded_as_each_alone(kind):
         Probe("In the year", " 1600"),
     ]
     together = encoder_of(kind).encode(probes)
-    assert together == [encode(kind, probe.prompt, probe.answer) for probe in probes]
+    alone = [encoder_of(kind).encode([probe])[0] for probe in probes]
+    assert list(map(str, together)) == list(map(str, alone))
     assert together[3] == Example((5,), (6,))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_LARGE_CHANGE = 10.0
+"""A change of so many times a weight's norm is pointed out."""
 STOPPED_ASKING = "The last evaluation was stopped."
 
 
@@ -159,10 +161,10 @@ def show_result(console: Console, result: dict[str, Any], out: Path) -> None:
     if receipt["log_prob"] is not None and receipt["log_prob"] <= receipt["log_prob_before"]:
         console.print("[yellow]The answers became less likely: try another lr or other sites.[/]")
     site, change = max(receipt["sites"].items(), key=lambda item: item[1]["relative"])
-    if change["relative"] > 1:
+    if change["relative"] > _LARGE_CHANGE:
         console.print(
-            f"[yellow]The change of {site} is {change['relative']:.3g} times its weight; little of "
-            "the model is left. Use a smaller lr.[/]"
+            f"[yellow]The change of {site} is {change['relative']:.3g} times its weight: little "
+            "of the model can be left. Use a smaller lr.[/]"
         )
 
 
