@@ -114,7 +114,8 @@ def at_depth(row: Architecture, depth: int) -> str:
 
     def moved(match: re.Match[str]) -> str:
         scale = (depth - 1) / (row.depth - 1)
-        return "-".join(str(round(int(layer) * scale)) for layer in match[1].split("-"))
+        ends = [str(round(int(layer) * scale)) for layer in match[1].split("-")]
+        return "-".join(dict.fromkeys(ends))
 
     return re.sub(r"(?<=\[)([\d-]+)(?=\])", moved, row.sites)
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ultraedit.cli.screen import bar, duration, show_error, show_scores
+from ultraedit.cli.screen import bar, counted, duration, show_error, show_scores
 from ultraedit.cli.signals import SIGNALS
 from ultraedit.errors import InputError, TurnError
 
@@ -154,7 +154,7 @@ def show_result(console: Console, result: dict[str, Any], out: Path) -> None:
         show_scores(console, result, result["before"])
     rate = receipt["edits"] / receipt["seconds"] if receipt["seconds"] else 0.0
     console.print(
-        f"[bold]{receipt['edits']:,} edits[/] in {receipt['turns']:,} turns, "
+        f"[bold]{counted(receipt['edits'], 'edit')}[/] in {counted(receipt['turns'], 'turn')}, "
         f"{duration(receipt['seconds'])} ({rate:,.1f} a second). "
         f"Saved and read back: {escape(str(out))}"
     )

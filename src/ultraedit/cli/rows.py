@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ultraedit.cli.screen import bar
+from ultraedit.cli.screen import bar, counted
 from ultraedit.editfile import BadRow, EditFile
 from ultraedit.edits import Edit, in_turns
 from ultraedit.errors import InputError, TurnError
@@ -121,8 +121,8 @@ def _report(checked: Checked, console: Console, *, skip_bad: bool) -> None:
     listing = "\n".join(shown)
     if not skip_bad:
         raise InputError(
-            f"{checked.bad:,} of {checked.bad + checked.good:,} rows are no edits, so nothing was "
-            f"done:\n{listing}\nMend them, or leave them out with --skip-bad-rows."
+            f"Nothing was done, since {checked.bad:,} of {checked.bad + checked.good:,} rows cannot "
+            f"be used:\n{listing}\nMend them, or leave them out with --skip-bad-rows."
         )
-    console.print(f"[yellow]Left out {checked.bad:,} rows that are no edits:[/]")
+    console.print(f"[yellow]Left out {counted(checked.bad, 'row')}:[/]")
     console.print(listing, markup=False)

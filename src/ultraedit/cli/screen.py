@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -48,6 +47,13 @@ def show_error(message: str) -> None:
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(message)}")
 
 
+class _Count(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Show how many are done, and of how many where that is known."""
+        total = "" if task.total is None else f"/{task.total:,.0f}"
+        return Text(f"{task.completed:,.0f}{total}", style="cyan")
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Show items a second."""
@@ -62,7 +68,7 @@ def bar(
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        _Count(),
         TextColumn(unit),
         _Rate(),
         TimeElapsedColumn(),
@@ -77,6 +83,8 @@ def bar(
             progress.update(task, advance=steps, note=shown, total=total)
 
         yield advance
+        if progress.tasks[task].total is None:
+            progress.update(task, total=progress.tasks[task].completed)
 
 
 def spinner(console: Console, title: str) -> AbstractContextManager[Any]:
@@ -105,7 +113,12 @@ def _cell(name: str, after: Mapping[str, Any], before: Mapping[str, Any] | None)
     if value is None:
         return "-"
     earlier = before.get(name) if before else None
-    return f"{value:.1f}" if earlier is None else f"{earlier:.1f}→[bold]{value:.1f}[/]"
+    shown = _percent(value)
+    return shown if earlier is None else f"{_percent(earlier)}→[bold]{shown}[/]"
+
+
+def _percent(value: float) -> str:
+    return "100" if value == 100 else f"{value:.1f}"
 
 
 def show_definitions(console: Console, readings: Sequence[str]) -> None:
@@ -123,6 +136,11 @@ def show_scores(
     console.print(score_table(after, before))
     measured = [name for name in READINGS if any(after[f].get(name) is not None for f in FAMILIES)]
     show_definitions(console, measured)
+
+
+def counted(number: int, thing: str) -> str:
+    """Write a number of things: 1 turn, 2 turns."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def size(n_bytes: float) -> str:
