@@ -485,6 +485,24 @@ def test_a_terminal_without_these_letters_gets_others(place):
     assert b"ultraedit" in done.stdout
 
 
+def test_what_appears_at_the_place_during_the_run_stays(model, place, ultraedit, monkeypatch):
+    from ultraedit.editor import Editor
+
+    apply = Editor.apply
+
+    def occupy(self, edits, **options):
+        (place / "out").mkdir(exist_ok=True)
+        (place / "out" / "precious").touch()
+        return apply(self, edits, **options)
+
+    monkeypatch.setattr(Editor, "apply", occupy)
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST, "--no-evaluate")
+    assert code == 4
+    assert "out-1 instead" in err
+    assert (place / "out" / "precious").exists()
+    assert (place / "out-1" / "config.json").exists()
+
+
 def test_a_full_disk_leaves_nothing_behind(model, place, ultraedit, monkeypatch):
     from transformers import PreTrainedModel
 

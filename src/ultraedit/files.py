@@ -162,7 +162,7 @@ def _take_place(staging: Path, target: Path, *, overwrite: bool) -> None:
         else:
             staging.rename(target)
     except (InputError, OSError) as error:
-        beside = _free_name(target)
+        beside = free_name(target)
         try:
             staging.rename(beside)
         except OSError:
@@ -170,7 +170,8 @@ def _take_place(staging: Path, target: Path, *, overwrite: bool) -> None:
         raise OSError(f"{error} The result is whole and lies at {beside} instead") from error
 
 
-def _free_name(target: Path) -> Path:
+def free_name(target: Path) -> Path:
+    """Return a name beside `target` that nothing has yet."""
     number = 1
     while (beside := target.with_name(f"{target.name}-{number}")).exists():
         number += 1

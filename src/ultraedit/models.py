@@ -147,6 +147,14 @@ def torch_dtype(
     return dtype
 
 
+def loading_dtype(source: str | Path, dtype: str, skeleton: PreTrainedModel) -> torch.dtype:
+    """Return the type a model's weights will have once they are loaded."""
+    found = torch_dtype(dtype, stored_in=Path(source))
+    if isinstance(found, torch.dtype):
+        return found
+    return skeleton.config.dtype or skeleton.dtype
+
+
 def best_device(name: str | None = None) -> torch.device:
     """Return the named device, or an accelerator where there is one."""
     if name is None:
@@ -168,7 +176,8 @@ def _stored_dtype(folder: Path) -> torch.dtype | None:
 
     sizes: Counter[torch.dtype] = Counter()
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
+        reading = _sentences(f"The weights of {folder} cannot be loaded")
+        with reading, safe_open(file, framework="pt") as weights:
             for key in weights.keys():  # noqa: SIM118 - the reader is no mapping
                 part = weights.get_slice(key)
                 dtype = _SAFETENSORS_DTYPES.get(part.get_dtype())

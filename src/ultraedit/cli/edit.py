@@ -62,7 +62,8 @@ def edit(
     from ultraedit.editor import Editor
     from ultraedit.files import write_json
     from ultraedit.methods import method_class
-    from ultraedit.models import load_tokenizer
+    from ultraedit.models import load_tokenizer, loading_dtype
+    from ultraedit.plan import Workload, estimate
     from ultraedit.settings import build
     from ultraedit.tokens import Encoder
 
@@ -71,8 +72,9 @@ def edit(
     values = options.parsed(method, settings)
     with spinner(console, f"Reading the configuration of {model}"):
         build(method_class(method).Config, values)
-        skeleton, notation = _check_model(model, method, sites, trust_remote_code)
-        _check_space(skeleton, out)
+        skeleton, notation, chosen = _check_model(model, method, sites, trust_remote_code)
+        work = Workload(edits=1, dtype=loading_dtype(model, dtype, skeleton))
+        _check_space(estimate(skeleton, chosen, work).disk, out)
         tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
         encoder = Encoder.of(skeleton.config, tokenizer, chat=chat)
     checked = check_rows(edits, encoder, console, skip_bad=skip_bad_rows, limit=limit)
@@ -124,23 +126,21 @@ def _check_places(
 
 def _check_model(
     source: str, method: str, sites: str | None, trust_remote_code: bool
-) -> tuple[Any, str | list[str]]:
-    """Return a model's structure and its sites, refusing what cannot be edited."""
+) -> tuple[Any, str | list[str], list[Any]]:
+    """Return a model's structure, the names of its sites and the sites; refuse what cannot be."""
     from ultraedit.editor import defaults_for
     from ultraedit.models import load_skeleton
     from ultraedit.sites import resolve_sites
 
     skeleton = load_skeleton(source, trust_remote_code=trust_remote_code)
     notation, _ = defaults_for(skeleton.config, method, sites)
-    resolve_sites(skeleton, notation, planning=True)
-    return skeleton, notation
+    return skeleton, notation, resolve_sites(skeleton, notation, planning=True)
 
 
-def _check_space(skeleton: Any, out: Path) -> None:
+def _check_space(needed: int, out: Path) -> None:
     place = out.absolute()
     while not place.exists():
         place = place.parent
-    needed = sum(weight.numel() * weight.element_size() for weight in skeleton.parameters())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise InputError(

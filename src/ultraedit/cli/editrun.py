@@ -14,6 +14,7 @@ from rich.markup import escape
 from ultraedit.cli.screen import bar, counted, duration, show_error, show_scores
 from ultraedit.cli.signals import SIGNALS
 from ultraedit.errors import InputError, TurnError
+from ultraedit.files import free_name
 
 if TYPE_CHECKING:
     from ultraedit.cli.rows import Checked
@@ -144,7 +145,12 @@ def save(
     """Write the edited model; the first Ctrl-C does not disturb it."""
     waiting = stopping(console, "Saving; press Ctrl-C again to lose the edited model.")
     with waiting, console.status(f"Saving to {escape(str(out))} and reading it back"):
-        editor.save(out, record=result, overwrite=overwrite)
+        try:
+            editor.save(out, record=result, overwrite=overwrite)
+        except InputError as error:  # the place was free when the run began
+            beside = free_name(out)
+            editor.save(beside, record=result)
+            raise OSError(f"{error} The result is whole and lies at {beside} instead") from error
 
 
 def show_result(console: Console, result: dict[str, Any], out: Path) -> None:

@@ -1,7 +1,6 @@
 """`ultraedit inspect` and `ultraedit plan`: what can be edited, and what it will cost."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +73,7 @@ def plan(
 ) -> None:
     """Estimate memory and time of an edit run from the configuration alone; no weight is loaded."""
     from ultraedit.files import check_output_files, write_json
-    from ultraedit.models import best_device, torch_dtype
+    from ultraedit.models import best_device, loading_dtype
     from ultraedit.plan import Workload, estimate, measure_flops
 
     console = console_for(json_file)
@@ -83,9 +82,7 @@ def plan(
         skeleton, chosen, notation, _ = _skeleton(
             model, method, sites, trust_remote_code, needed=True
         )
-        precision = torch_dtype(dtype, stored_in=Path(model))
-        if isinstance(precision, str):
-            precision = skeleton.config.dtype or skeleton.dtype
+        precision = loading_dtype(model, dtype, skeleton)
         where = best_device(device)
         flops = 1e12 * tflops if tflops else measure_flops(where, precision)
     work = Workload(edits, turn_size, micro_batch_tokens, precision, accumulate.value, flops)

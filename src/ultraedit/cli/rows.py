@@ -121,8 +121,8 @@ def _report(checked: Checked, console: Console, *, skip_bad: bool) -> None:
     listing = "\n".join(shown)
     if not skip_bad:
         raise InputError(
-            f"Nothing was done, since {checked.bad:,} of {checked.bad + checked.good:,} rows cannot "
-            f"be used:\n{listing}\nMend them, or leave them out with --skip-bad-rows."
+            f"Nothing was done, since {checked.bad:,} of {checked.bad + checked.good:,} rows "
+            f"cannot be used:\n{listing}\nMend them, or leave them out with --skip-bad-rows."
         )
     console.print(f"[yellow]Left out {counted(checked.bad, 'row')}:[/]")
     console.print(listing, markup=False)
