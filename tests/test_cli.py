@@ -541,6 +541,18 @@ def test_an_unexpected_error_is_a_sentence_too(model, place, ultraedit, monkeypa
     assert "Traceback" not in err
 
 
+def test_memory_that_runs_out_while_loading_is_the_machines_failure(
+    model, place, ultraedit, monkeypatch
+):
+    def full(*words, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(models, "load_skeleton", full)
+    code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out")
+    assert code == 4
+    assert "ultraedit plan" in err
+
+
 def test_inspect_lists_every_site_and_marks_the_default_ones(model, place, ultraedit):
     code, out, _ = ultraedit("inspect", model, "--json", "r.json")
     assert code == 0

@@ -299,12 +299,18 @@ def test_a_word_the_tokenizer_cannot_encode_is_refused_and_spoils_no_other():
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=words), vocabulary=3)
     known, unknown = encoder.encode([Probe("Rome is", "old"), Probe("Rome is", "new")])
     assert known == Example((0, 1), (2,))
-    assert str(unknown) == "the model's tokenizer cannot encode it"
+    assert str(unknown) == "the model's tokenizer does not know it, or a part of it"
 
 
 def test_an_answer_the_tokenizer_does_not_know_is_refused():
     [refusal] = encoder_of("word_level").encode([Probe("The capital is", "Zanzibarxyz")])
-    assert str(refusal) == "the tokenizer does not know a part of the answer"
+    assert str(refusal) == "the model's tokenizer does not know it, or a part of it"
+
+
+def test_ids_are_taken_as_they_are_even_where_one_means_unknown():
+    unknown = tokenizer_of("word_level").get_vocab()["<unk>"]
+    [example] = encoder_of("word_level").encode([Probe((5, unknown), (unknown,))])
+    assert example == Example((5, unknown), (unknown,))
 
 
 def test_a_new_line_between_prompt_and_answer_stands_alone():

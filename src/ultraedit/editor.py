@@ -313,7 +313,7 @@ def _memory(config: Any) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, TurnError) or not _is_out_of_memory(error):
+        if isinstance(error, TurnError) or not is_out_of_memory(error):
             raise
         tokens = getattr(config, "micro_batch_tokens", None)
         hint = f"micro_batch_tokens (now {tokens})" if tokens else "the turn size"
@@ -323,7 +323,8 @@ def _memory(config: Any) -> Iterator[None]:
         ) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether an error means that memory ran out, on whatever device."""
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return known or "can't allocate memory" in str(error)
 

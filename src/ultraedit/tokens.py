@@ -157,19 +157,15 @@ class Encoder:
             return None
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _example(
-        self, prompt: tuple[int, ...] | str, answer: tuple[int, ...] | str
-    ) -> Example | InputError:
+    def _example(self, prompt: Encoded, answer: Encoded) -> Example | InputError:
         if isinstance(prompt, str) or isinstance(answer, str):
             return InputError(
                 "it is text, but the model has no tokenizer: give prompt_ids and target_ids"
                 if self.tokenizer is None
-                else "the model's tokenizer cannot encode it"
+                else "the model's tokenizer does not know it, or a part of it"
             )
         if not prompt or not answer:
             return InputError(f"the {'answer' if prompt else 'prompt'} has no tokens")
-        if self._unknown is not None and self._unknown in answer:
-            return InputError("the tokenizer does not know a part of the answer")
         largest = max(*prompt, *answer)
         if largest >= self.vocabulary:
             return InputError(f"token id {largest} is outside the vocabulary of {self.vocabulary}")
@@ -206,10 +202,17 @@ class Encoder:
             probe.answer if isinstance(probe.answer, tuple) else _after(start, probe.answer)
             for start, probe in zip(starts, probes, strict=True)
         ]
+        encoded = zip(starts, answers, self._encode_texts(answers), strict=True)
         return [
-            ids[self._newline :] if start == "\n" and isinstance(text, str) else ids
-            for start, text, ids in zip(starts, answers, self._encode_texts(answers), strict=True)
+            ids if isinstance(text, tuple) else self._known(text, ids, start == "\n")
+            for start, text, ids in encoded
         ]
+
+    def _known(self, text: str, ids: Encoded, after_newline: bool) -> Encoded:
+        """Return an answer's ids without the new line before it; what is not known stays text."""
+        if self._unknown is not None and self._unknown in ids:
+            return text
+        return ids[self._newline :] if after_newline else ids
 
     def _start(self, prompt: Text) -> str:
         fresh_line = self.chat or (isinstance(prompt, str) and prompt.rstrip(" ").endswith("\n"))

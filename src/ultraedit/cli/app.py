@@ -26,6 +26,8 @@ EXIT_CODES = (
     "130 stopped by Ctrl-C, finished turns are saved."
 )
 
+_NO_MEMORY = "The machine is out of memory. `ultraedit plan` shows what a model needs."
+
 app = typer.Typer(
     name="ultraedit",
     help="Change what a language model knows, edit after edit, without retraining.",
@@ -85,15 +87,25 @@ def main() -> None:
     except (OSError, MemoryError) as error:
         _stop(_machine_failure(error), 4)
     except Exception as error:  # noqa: BLE001 - the last line of defence of a program people run
+        if _is_out_of_memory(error):
+            _stop(_NO_MEMORY, 4)
         hint = "Please report it; set ULTRAEDIT_DEBUG=1 to see where it happened."
         _stop(f"Unexpected {type(error).__name__}: {error}\n{hint}", 1)
 
 
 def _machine_failure(error: OSError | MemoryError) -> str:
     if isinstance(error, MemoryError):
-        return "The machine is out of memory. `ultraedit plan` shows what a model needs."
+        return _NO_MEMORY
     place = f" ({error.filename})" if getattr(error, "filename", None) else ""
     return f"{error.strerror or error}{place}. Nothing half-written was left behind."
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from ultraedit.editor import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _stop(message: str, code: int) -> None:

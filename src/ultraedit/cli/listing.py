@@ -47,7 +47,12 @@ def _methods() -> Rows:
 
 def _settings() -> Rows:
     return [
-        {"method": name, "setting": s.name, "type": s.kind, "default": s.default, "meaning": s.help}
+        {
+            "method": name,
+            "setting": s.name,
+            "values": options.metavar(s.kind),
+            "meaning": options.help_text(s),
+        }
         for name in METHODS
         for s in method_settings(name)
     ]

@@ -96,8 +96,8 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
         for setting in method_settings(method):
             option = typer.Option(
                 f"--{setting.name.replace('_', '-')}",
-                metavar=_metavar(setting.kind),
-                help=_help(setting),
+                metavar=metavar(setting.kind),
+                help=help_text(setting),
                 rich_help_panel=f"Settings of {method}",
                 show_default=False,
             )
@@ -126,7 +126,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _metavar(kind: str) -> str:
+def metavar(kind: str) -> str:
     """Write a type as people read it: `a|b` for a choice, else its name."""
     choices = kind.removeprefix("Literal[")
     if choices != kind:
@@ -134,9 +134,11 @@ def _metavar(kind: str) -> str:
     return kind.removesuffix(" | None").upper()
 
 
-def _help(setting: Setting) -> str:
+def help_text(setting: Setting) -> str:
+    """Explain a setting, with its default where the explanation does not name one."""
     has_own = "Default:" in setting.help or setting.default == "None"
-    return setting.help if has_own else f"{setting.help} \\[default: {setting.default}]"
+    default = setting.default.strip("'")
+    return setting.help if has_own else f"{setting.help} Default: {default}."
 
 
 def parsed(method: str, settings: dict[str, str]) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class UltraEditConfig:
     pool: Literal["shape", "module"] = "shape"
     """Share statistics between sites of one shape, as the published code does, or not."""
     micro_batch_tokens: int = 4096
-    """Most tokens, padding included, that pass through the model at once; bounds memory."""
+    """Most tokens, padding included, that pass through the model at once; bounds memory.
+    Not used with statistics=authors."""
     micro_batch_edits: int | None = None
     """Most edits that pass through the model at once."""
     normalised_share: float = 1.0
