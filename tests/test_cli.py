@@ -1,5 +1,6 @@
 """The command line as a new user tries it: good files, bad files, and what is left behind."""
 
+import contextlib
 import errno
 import json
 import os
@@ -457,6 +458,20 @@ def test_stopping_before_anything_was_done_leaves_nothing(model, place, ultraedi
     code, _, err = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
     assert (code, everything_in(place)) == (130, before)
     assert "nothing was written" in err
+
+
+def test_a_ctrl_c_that_a_library_swallows_is_remembered(model, place, ultraedit, monkeypatch):
+    load_skeleton = models.load_skeleton
+
+    def swallowing(*words, **options):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return load_skeleton(*words, **options)
+
+    before = everything_in(place)
+    monkeypatch.setattr(models, "load_skeleton", swallowing)
+    code, _, _ = ultraedit("edit", model, "edits.jsonl", "--out", "out", *FAST)
+    assert (code, everything_in(place)) == (130, before)
 
 
 def test_a_change_larger_than_the_weight_is_pointed_out(model, place, ultraedit):

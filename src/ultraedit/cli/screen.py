@@ -21,6 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ultraedit.cli.signals import stop_if_asked
+
 FAMILIES = ("efficacy", "generalization", "specificity", "personas", "reasoning")
 READINGS = {
     "token_accuracy": "token accuracy",
@@ -65,6 +67,7 @@ def bar(
     console: Console, title: str, total: int | None, unit: str = "edits"
 ) -> Iterator[Callable[..., None]]:
     """Show a bar with rate and time left; yields a function that takes steps and a note."""
+    stop_if_asked()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -89,6 +92,7 @@ def bar(
 
 def spinner(console: Console, title: str) -> AbstractContextManager[Any]:
     """Show that something goes on whose end is not known."""
+    stop_if_asked()
     return console.status(escape(title))
 
 
