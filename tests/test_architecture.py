@@ -54,6 +54,7 @@ METHODS_MAY_IMPORT = {
     "sites",
     "solve",
     "tokens",
+    "weights",
 }
 
 WRITES = {

@@ -76,7 +76,7 @@ def estimate(model: PreTrainedModel, sites: Sequence[Site], work: Workload) -> P
     edits_per_turn = min(work.turn_size, work.edits)
     rows = round(edits_per_turn * ROWS_PER_EDIT)
     features = rows * sum(site.d_in + site.d_out for site in sites) * 4
-    snapshot = size * site_parameters + masters
+    snapshot = masters or size * site_parameters
     capture = _activations(model, sites, work) + features
     return Plan(
         parameters=parameters,

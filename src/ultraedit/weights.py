@@ -21,8 +21,8 @@ from ultraedit.sites import Site
 
 Accumulate = Literal["float32", "native"]
 
-Snapshot = dict[str, tuple[Tensor, Tensor | None]]
-"""For each site its weight and its master, copied."""
+Snapshot = dict[str, Tensor]
+"""For each site a copy of its master, or of its weight where it has none."""
 
 
 class Weights:
@@ -85,19 +85,17 @@ class Weights:
 
     def snapshot(self) -> Snapshot:
         """Copy the weights as they are."""
-        copies: Snapshot = {}
-        for name, site in self.sites.items():
-            master = self._masters.get(name)
-            copies[name] = (site.matrix.clone(), None if master is None else master.clone())
-        return copies
+        return {
+            name: self._masters.get(name, site.matrix).clone() for name, site in self.sites.items()
+        }
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Write a snapshot back."""
-        for name, (weight, master) in snapshot.items():
-            self.sites[name].matrix.copy_(weight)
-            if master is not None:
-                self._masters[name].copy_(master)
+        for name, copy in snapshot.items():
+            self.sites[name].matrix.copy_(copy)
+            if name in self._masters:
+                self._masters[name].copy_(copy)
 
     @torch.no_grad()
     def total(self) -> Shift:

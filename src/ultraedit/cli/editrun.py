@@ -14,7 +14,7 @@ from rich.markup import escape
 from ultraedit.cli.screen import bar, counted, duration, show_error, show_scores
 from ultraedit.cli.signals import SIGNALS
 from ultraedit.errors import InputError, TurnError
-from ultraedit.files import free_name
+from ultraedit.files import check_output_directory, free_name
 
 if TYPE_CHECKING:
     from ultraedit.cli.rows import Checked
@@ -142,15 +142,17 @@ def stopping(
 def save(
     console: Console, editor: "Editor", out: Path, result: dict[str, Any], *, overwrite: bool
 ) -> None:
-    """Write the edited model; the first Ctrl-C does not disturb it."""
+    """Write the edited model; neither the first Ctrl-C nor a place taken meanwhile loses it."""
+    place, taken = out, None
+    try:
+        check_output_directory(out, overwrite=overwrite)
+    except InputError as error:
+        place, taken = free_name(out), error
     waiting = stopping(console, "Saving; press Ctrl-C again to lose the edited model.")
-    with waiting, console.status(f"Saving to {escape(str(out))} and reading it back"):
-        try:
-            editor.save(out, record=result, overwrite=overwrite)
-        except InputError as error:  # the place was free when the run began
-            beside = free_name(out)
-            editor.save(beside, record=result)
-            raise OSError(f"{error} The result is whole and lies at {beside} instead") from error
+    with waiting, console.status(f"Saving to {escape(str(place))} and reading it back"):
+        editor.save(place, record=result, overwrite=overwrite)
+    if taken is not None:
+        raise OSError(f"{taken} The result is whole and lies at {place} instead")
 
 
 def show_result(console: Console, result: dict[str, Any], out: Path) -> None:

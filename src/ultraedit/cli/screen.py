@@ -22,8 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ultraedit.cli.signals import stop_if_asked
+from ultraedit.edits import FAMILIES
 
-FAMILIES = ("efficacy", "generalization", "specificity", "personas", "reasoning")
 READINGS = {
     "token_accuracy": "token accuracy",
     "exact_match": "exact match",
