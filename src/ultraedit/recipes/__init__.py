@@ -62,8 +62,8 @@ def recipe_for(config: Any) -> Recipe | None:
 def default_lr(config: Any) -> float:
     """Return a step for a model without a recipe.
 
-    The paper's 1e-6 was chosen at widths of 3,584 and more; a trained model of width 384 needed
-    about 2e-4. The power law goes through both; it is an interpolation, not a measurement.
+    The paper's 1e-6 was chosen at widths of 3,584 and more, and narrower models need more. The
+    power law is a guess that errs on the small side; `docs/method.md` shows it beside a better one.
     """
     width = max(1, config.get_text_config().hidden_size)
     return float(f"{1e-6 * max(1.0, 4096 / width) ** 2.3:.2g}")
